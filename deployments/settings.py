@@ -55,6 +55,8 @@ class PlanningSettings(Settings):
     """Plans among which the planner chooses: best (all), stock, early-exit, e3, serial, apparate or pame."""
     period_s: float = Field(default=120.0, gt=0)
     """Seconds between plans while nothing changes, and the length of the windows of the forecast."""
+    time_limit_s: float = Field(default=60.0, gt=0)
+    """Seconds after which a search for a plan ends with its best plan so far, also the search for the first plan."""
     watch_s: float = Field(default=5.0, gt=0)
     """Interval at which observations are collected and compared with the forecast."""
     coverage: float = Field(default=0.95, gt=0, lt=1)

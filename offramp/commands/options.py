@@ -308,6 +308,15 @@ Order = Annotated[
 ]
 
 
+TimeLimit = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        description="Seconds after which a strategy's search ends with its best plan so far. None: no limit.",
+    ),
+]
+
+
 class ProblemOption(Job):
     """The argument PROBLEM."""
 
@@ -326,6 +335,7 @@ class PlanJob(JsonOption, ProblemOption):
     """Search space of the planner: best, or one of its parts: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use."""
+    time_limit_s: TimeLimit = None
     plot: OutFile | None = None
     """File for a picture of the plan: .svg, .png or .pdf."""
     out: OutFile | None = None
@@ -356,6 +366,7 @@ class WhatIfJob(JsonOption, ProblemOption):
     """Counts of one accelerator type, such as V100=4,8,16."""
     rate_per_s: Numbers | None = Field(default=None, alias="rate")
     """Rates per second, such as 1000,2000, with minimal cost as the objective if the problem names no rate."""
+    time_limit_s: TimeLimit = None
 
 
 class SimulateJob(JsonOption, ProblemOption):

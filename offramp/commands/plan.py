@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,7 @@ def _at_blocks(splits: Sequence[ExpectedSplit]) -> tuple[list[int], list[float]]
 
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
+MoreDevices = Callable[[PlanProblem, Strategy], tuple[str, int] | None]
 NO_PLAN = 3
 """Exit status if the problem is valid and no plan meets it."""
 
@@ -185,8 +187,9 @@ class PlanAnswer:
 
 
 def answer(
-    file: ProblemFile, strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
-) -> PlanAnswer:
+    file: ProblemFile, strategy: Strategy, solve: Solve, more: MoreDevices = more_devices, *,
+    compared: Sequence[Strategy] | None = None,
+) -> PlanAnswer:  # fmt: skip
     """Plans with a strategy and with others for comparison (`compared`; None: all that fit the problem).
 
     Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
@@ -201,8 +204,8 @@ def answer(
     if isinstance(decision, PlanError):
         raise decision
     if isinstance(decision, NoPlan):
-        more = None if decision.binding == "ingress" else more_devices(problem, strategy)
-        decision = replace(decision, more=more)
+        found = None if decision.binding == "ingress" else more(problem, strategy)
+        decision = replace(decision, more=found)
     else:
         if strategy == "best":  # exit records may prefer the plan of another strategy
             others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
@@ -220,8 +223,9 @@ def answer(
 
 
 def best_answer(
-    files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
-) -> PlanAnswer:
+    files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, more: MoreDevices = more_devices, *,
+    compared: Sequence[Strategy] | None = None,
+) -> PlanAnswer:  # fmt: skip
     """Returns the best plan over several calibrations by `merit`, the first of equal ones.
 
     If no calibration has a plan, returns the reason of the first one, or raises the PlanError of the first search that
@@ -231,7 +235,7 @@ def best_answer(
     errors: list[PlanError] = []
     for file in files:
         try:
-            answers.append(answer(file, strategy, solve, compared=compared))
+            answers.append(answer(file, strategy, solve, more, compared=compared))
         except PlanError as error:
             errors.append(error)
     plans = [each for each in answers if isinstance(each.decision, Planned)]
@@ -388,7 +392,8 @@ def run(job: PlanJob) -> None:
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     files = tuple(replace(file, order=job.order or file.order) for file in files)
-    result = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
+    limited = partial(solve, time_limit_s=job.time_limit_s), partial(more_devices, time_limit_s=job.time_limit_s)
+    result = best_answer(files, job.strategy, *limited, compared=None if job.compared else ())
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:
         write_plan(serving_plan(result, job.threshold), job.out)
@@ -419,7 +424,7 @@ def run_what_if(job: WhatIfJob) -> None:
     else:
         axis = Axis(name=name, values=values)
     problem = read_problem(job.problem).problem
-    found = what_if(problem, axis, solve)
+    found = what_if(problem, axis, partial(solve, time_limit_s=job.time_limit_s))
     if not job.as_json:
         show(what_if_table(problem, axis, list(found)))
         return

@@ -13,19 +13,23 @@ from dataclasses import replace
 
 import numpy as np
 
+from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import evaluate, merit, violations
 from optimizer.generation.steps import broken_promises, generation_of, running_sequences, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Decision, Found, NoPlan, Planned, if_feasible
-from optimizer.search.space import CONTAINED, Space
+from optimizer.search.space import Space
 
 ExactPlanner = Callable[[PlanProblem, Space], Decision]
 
 
 def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPlanner) -> Decision:
-    """Returns the best plan found and its gap to the optimum of the relaxed problem, or why there is none."""
+    """Returns the best plan found and its gap to the optimum of the relaxed problem, or why there is none.
+
+    Raises PlanError if time is over before there is a plan.
+    """
     relaxed = _without_promises(problem)
     if relaxed is None:
         return NoPlan(strategy=space.strategy, binding="ttft")
@@ -35,7 +39,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     figures = evaluate(problem, first.stages)
     if not violations(problem, first.stages, figures):
         return first
-    parts = (space, *CONTAINED.get(space.strategy, ()), *_smaller_stages(problem, space))
+    parts = (space, *space.contained(), *_smaller_stages(problem, space))
     limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
     decisions = [each for part in parts for each in _limited(relaxed, part, limits, solve_exactly)]
     plans = dict.fromkeys(
@@ -46,6 +50,8 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         for variant in _with_fewer_replicas(problem, stages)
     )
     kept = [plan for plan in (if_feasible(problem, stages) for stages in plans) if plan is not None]
+    if not kept and space.is_over():
+        raise PlanError(f"no plan was found{space.within} that keeps the promises to sequences")
     if not kept:
         broken = [promise for promise, _ in broken_promises(problem, first.stages, **figures.of_steps)]
         return NoPlan(strategy=space.strategy, binding=broken[-1])
@@ -68,7 +74,7 @@ def _limited(
     """Yields the results for the limits of the batch size, the largest first, except for those that a result keeps."""
     largest: float = np.inf
     for limit in reversed(limits):
-        if limit < largest:
+        if limit < largest and not space.is_over():
             decision = solve_exactly(with_batch_limit(problem, limit), space)
             yield decision
             if isinstance(decision, NoPlan):

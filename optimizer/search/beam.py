@@ -46,9 +46,9 @@ def search_at_scale(problem: PlanProblem, space: Space) -> Found:
 
     Without a plan, the bound says whether one may exist.
     """
+    single = search_exactly(problem, space.of_one_split())
     founds = [Found(plans=search.plans(), bound=search.relaxation.bound.value) for search in _searches(problem, space)]
     bound = best_value(problem, (found.bound for found in founds))
-    single = search_exactly(problem, replace(space, splits_per_stage=False, several_stages=False))
     return joined(problem, [*founds, *([single] if single else [])], bound)
 
 
@@ -77,6 +77,8 @@ class ScaleSearch:
 
     def plans(self) -> tuple[FeasiblePlan, ...]:
         """Returns all plans found that keep every promise, the best first."""
+        if self.space.is_over():
+            return ()
         graph, one_split = self._graph(1), replace(self.space, splits_per_stage=False)
         prices = stage_planes(graph, self.space).tightened(self.relaxation.bound).prices
         for width in WIDTHS:
@@ -85,7 +87,8 @@ class ScaleSearch:
             self._climb(graph, prices, WIDE, COARSE, self.space)
         for distance in WINDOWS:
             self._climb(self._near_best(graph, distance), prices, WIDE, FINE, self.space)
-        self._climb(self._near_best(self._graph(RANKS_NEAR), LAST_WINDOW), prices, WIDE, FINE, self.space)
+        if not self.space.is_over():
+            self._climb(self._near_best(self._graph(RANKS_NEAR), LAST_WINDOW), prices, WIDE, FINE, self.space)
         return tuple(sorted(self._plans, key=self._merit, reverse=True))
 
     def _merit(self, plan: FeasiblePlan) -> tuple[float, ...]:
@@ -108,7 +111,7 @@ class ScaleSearch:
         share = STEP if self._plans else FIRST_STEP
         most_usd = self.problem.max_usd_per_hour * (1 + 2 * LEAST_STEP)  # so that the last step allows the whole cost
         worst = 0.0 if self.problem.required_per_s is None else most_usd
-        while graph.num_moves > 0:
+        while graph.num_moves > 0 and not self.space.is_over():
             best = self._best
             value = worst if best is None else objective_value(self.problem, best.figures)
             step = (self.relaxation.bound.value - value) * share

@@ -58,6 +58,8 @@ FIRST_STEP = 0.02
 """Relative distance of the first searched rate below its bound. It doubles after each failure."""
 MAX_TYPES_IN_PAIRS = 4
 """With more device types, chains are searched on single types and on all types, but not on pairs."""
+GATHERING = 0.5
+"""Share of the time within which chains are sought before they are mixed for the first time."""
 MAX_ROUNDS = 4
 """Rounds in which chains of the incumbent are replaced."""
 MAX_SPLITS = 200_000
@@ -137,6 +139,8 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
     relaxation = solve_relaxation(problem, space, names) if names else None
     if relaxation is None:
         return Found(plans=(), bound=best_value(problem, []))
+    if space.is_over():
+        return Found(plans=(), bound=relaxation.bound.value)
     problem = replace(problem, most_chains=min(problem.most_chains, space.most_chains))
     return ChainSearch(problem=problem, space=space, relaxation=relaxation).found()
 
@@ -149,6 +153,8 @@ class ChainSearch:
     space: Space
     relaxation: Relaxation
     _graph: Graph = field(init=False)
+    _until: Space = field(init=False)
+    """The space with the time until which chains are sought. They are mixed then."""
     _best: FeasiblePlan | None = None
     _others: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
@@ -168,6 +174,7 @@ class ChainSearch:
 
     def _search(self) -> bool:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
+        self._until = self.space.with_share(GATHERING)
         self._graph, is_whole = self._splits()
         limits = self._limits(self.relaxation.bound.prices, self._names, math.inf)
         finished, candidates = price_chains(self._graph, limits)
@@ -177,9 +184,12 @@ class ChainSearch:
         candidates += self._chains_on_some_types() if self.space.several_stages else []
         candidates += self._chains_at_rates(self._graph, limits._replace(count_C=self.relaxation.planes.count_C))
         self._improve(candidates)
+        self._until = self.space
         for _ in range(MAX_ROUNDS):
             before, bound = self._best, self.relaxation.bound.value
-            if before is None or gap_between(objective_value(self.problem, before.figures), bound) <= SOLVED:
+            if before is None or self.space.is_over():
+                break
+            if gap_between(objective_value(self.problem, before.figures), bound) <= SOLVED:
                 break
             candidates = list(dict.fromkeys([*candidates, *self._replacements(before)]))
             self._improve(candidates)
@@ -197,6 +207,8 @@ class ChainSearch:
         sizes = (1, 2) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1,)
         sets = [part for size in sizes if size < len(self._names) for part in combinations(self._names, size)]
         for names in sets:
+            if self._until.is_over():
+                break
             alone = solve_relaxation(faster, self.space, names)
             if alone is None:
                 continue
@@ -217,7 +229,7 @@ class ChainSearch:
         priced: list[Chain] = []
         high, step = limits.rate, FIRST_STEP
         for _ in range(MAX_SEARCHES):
-            if high <= low * (1 + RATE_RESOLUTION):
+            if high <= low * (1 + RATE_RESOLUTION) or self._until.is_over():
                 break
             middle = max(high * (1 - step), (low + high) / 2)
             max_price = float(limits.price_C @ limits.count_C) / middle + limits.price_latency * limits.limit_s
@@ -273,6 +285,9 @@ class ChainSearch:
         problem = without_idle_devices(self._graph.problem, candidates)
         options = fastest_options(candidates, problem)
         for most_chains in sorted({1, problem.most_chains}):  # exit records may prefer a plan of a single chain
+            self._mixed_bound = None
+            if self.space.is_over():
+                break
             mixture = best_mixture(candidates, options, replace(problem, most_chains=most_chains))
             self._mixed_bound, plan = mixture.bound, self._plan_of(mixture)
             self._others += [] if plan is None else [plan]

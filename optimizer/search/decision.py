@@ -130,13 +130,14 @@ def why_infeasible(
     possible: Callable[[PlanProblem], FeasiblePlan | None],
     resolution: float,
     highest_rate_per_s: Callable[[PlanProblem], float | None],
+    is_over: Callable[[], bool],
 ) -> NoPlan:
     """Returns which constraint keeps an infeasible problem from having a plan.
 
     It is the latency if a plan exists at some latency. The least such SLO is sought by bisection, up to a relative
     `resolution`. Otherwise the budgets are removed one after the other until a plan exists, and the last one binds.
     `possible` returns None if a problem has no plan; if it returns the quickest plan, any `resolution` is exact.
-    `highest_rate_per_s` is called if the problem requires a rate.
+    `highest_rate_per_s` is called if the problem requires a rate. The result is invalid if time `is_over` by then.
     """
     rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
@@ -144,7 +145,7 @@ def why_infeasible(
     if patient is not None:
         slack, below_s = problem.slo.slack, problem.slo.latency_s
         slo_s = patient.figures.latency_s / (1 - slack)
-        while slo_s > below_s * (1 + resolution):
+        while slo_s > below_s * (1 + resolution) and not is_over():
             middle_s = (below_s * slo_s) ** 0.5
             found = possible(replace(problem, slo=replace(problem.slo, latency_s=middle_s)))
             if found is None:

@@ -72,6 +72,8 @@ class ExactSearch:
         bound = self._planes.highest_rate(least=low)
         self._prices, high = bound.prices, bound.value * (1 + RESOLUTION)  # no plan has a rate above `high`
         while high > low * (1 + RESOLUTION) and not self._planes.is_too_slow(high):
+            if self.space.is_over():
+                return self._found(best, high)
             required = max(high * (1 - width), low)
             chains = self._relaxed_chains(required, required / high, self.graph.problem.max_usd_per_hour)
             if chains is None:
@@ -113,20 +115,24 @@ class ExactSearch:
             most_usd = min(most_usd, self.incumbent * (1 + RESOLUTION))
         most_usd = min(most_usd, simpler.value(self.graph.problem) * (1 - RESOLUTION))
         low, is_possible = max(bound.value * (1 - TOLERANCE), most_usd * LEAST_SHARE), True
-        while is_possible and low <= most_usd:  # no plan costs less than `low`
+        proven = min(low, bound.value)
+        while is_possible and low <= most_usd:  # no plan costs less than `proven`
+            if self.space.is_over():
+                return replace(simpler, bound=proven)
             usd = min(low * (1 + width), most_usd)
             chains = self._relaxed_chains(rate_per_s, 1.0, usd)
             if chains is None:
                 width = self._after_too_many_labels(width if usd > low else 0.0)
                 if self.labels_left <= 0:
-                    return replace(simpler, bound=low)
+                    return replace(simpler, bound=proven)
                 continue
             plans = self._feasible_plans(chains, rate_per_s)
             if plans:
                 self._plans.extend(plans)
                 best = self._with_lower_latency(plans[-1], rate_per_s)
                 return self._found(best, best.figures.usd_per_hour)
-            low, is_possible, width = usd, usd < most_usd, self._after_none(width)
+            low = proven = usd
+            is_possible, width = usd < most_usd, self._after_none(width)
         return replace(simpler, bound=simpler.value(self.graph.problem))
 
     def _found(self, best: FeasiblePlan | None, bound: float) -> Found:
@@ -140,17 +146,18 @@ class ExactSearch:
     def _cheapest_with_rate_of(self, best: FeasiblePlan) -> FeasiblePlan:
         """Returns the cheapest plan with the rate of `best`, if one search finds it, then with a lower latency."""
         rate, usd = best.figures.rate_per_s, best.figures.usd_per_hour * (1 - RESOLUTION)
-        cheaper = self._with_rate(rate, usd) if usd else []
+        cheaper = self._with_rate(rate, usd) if usd and not self.space.is_over() else []
         return self._with_lower_latency(min([best, *cheaper], key=_cost_then_latency), rate)
 
     def _with_lower_latency(self, best: FeasiblePlan, rate_per_s: float) -> FeasiblePlan:
         """Halves the latency limit as long as a plan of the same rate and cost exists. Returns the last such plan."""
-        while True:
+        while not self.space.is_over():
             usd, latency_s = best.figures.usd_per_hour, best.figures.latency_s / 2
             quicker = min(self._with_rate(rate_per_s, usd, latency_s), key=_cost_then_latency, default=best)
             if quicker.figures.latency_s > latency_s * (1 + TOLERANCE):
-                return best
+                break
             best = quicker
+        return best
 
     def _with_rate(self, rate_per_s: float, usd: float, limit_s: float | None = None) -> list[FeasiblePlan]:
         required = rate_per_s * (1 - RESOLUTION)
@@ -214,10 +221,11 @@ def search_exactly(
         known = [each.value(problem) for each in founds if each.plans]
         known += [] if incumbent is None else [incumbent]
         best = best_value(problem, known) if known else None
-        if incumbent is not None and not space.several_stages:  # a bound takes less time than a graph
+        is_over = space.is_over()
+        if is_over or (incumbent is not None and not space.several_stages):  # a bound takes less time than a graph
             relaxation = solve_relaxation(part, own, tuple(part.devices))
             bound = best_value(problem, [] if relaxation is None else [relaxation.bound.value])
-            if best_value(problem, [bound, *known]) != bound:
+            if is_over or best_value(problem, [bound, *known]) != bound:
                 founds.append(Found(plans=(), bound=bound))
                 continue
         search = ExactSearch(graph=build_graph(part, own), space=own, labels_left=max_labels, incumbent=best)

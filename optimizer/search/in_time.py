@@ -20,7 +20,7 @@ from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE, evaluate, loads, milliseconds, queue_s, violations
 from optimizer.problems.problem import ANY_LATENCY_S, MinimizeCost, PlanProblem
 from optimizer.search.decision import Decision, Planned, gap_between
-from optimizer.search.space import CONTAINED, Space
+from optimizer.search.space import Space
 
 QUEUE_SHARES = (0.25, 0.4, 0.1, 0.6)
 """Shares of the latency limit that are reserved for queues, tried in this order until the queues fit."""
@@ -39,7 +39,9 @@ def solve_in_time(problem: PlanProblem, space: Space, solve: Solve, bound: Bound
     first, *others = _plans(problem, space, solve, bound)
     if not isinstance(first, Planned) or not excess_s(problem, first):
         return first
-    for each in CONTAINED.get(space.strategy, ()):
+    for each in space.contained():
+        if space.is_over():
+            break
         with suppress(PlanError):  # the search neither found a plan nor proved that none exists
             others += _plans(problem, each, solve, bound) if bound(problem, each) is not None else []
     plans = [_with_fitting_replicas(problem, each) for each in (first, *others) if isinstance(each, Planned)]
@@ -89,7 +91,7 @@ def _plans(problem: PlanProblem, space: Space, solve: Solve, bound: Bound) -> It
     limit_s, best = problem.slo.limit_s, solve(plain, space)
     yield best
     for share in QUEUE_SHARES:
-        if not isinstance(best, Planned) or not excess_s(problem, best):
+        if not isinstance(best, Planned) or not excess_s(problem, best) or space.is_over():
             return
         room_s = max(share * limit_s, limit_s - best.figures.latency_s)
         for load in chain.from_iterable(loads(problem, best.stages, best.figures)):

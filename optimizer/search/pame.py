@@ -17,7 +17,7 @@ from earlyexit.errors import PlanError
 from optimizer.cost.batching import ROUNDING, SLOWER, Batching
 from optimizer.problems.problem import MinimizeLatency, PlanProblem
 from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, Planned
-from optimizer.search.soonest.solve import solve_soonest
+from optimizer.search.soonest.solve import search_soonest, solve_soonest
 from optimizer.search.space import Space
 from optimizer.search.stages import plan_at_rate
 from profiles.records import RecordedBatches, batch_counts
@@ -153,10 +153,9 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     if batching.size <= len(problem.batches):
         search = find_exits(batching, problem.batches.ramps, len(problem.batches), fixed(problem.batches))
     found = _with_exits(problem, stock, exits_of(search))
-    best = solve_soonest(problem, space)
-    assert isinstance(best, Planned), "the stock plan is a plan of the space"
+    bound = search_soonest(problem, space).bound
     note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, batching.size)
-    return replace(Found(plans=(found,), bound=best.bound).planned(problem, space.strategy), note=note)
+    return replace(Found(plans=(found,), bound=bound).planned(problem, space.strategy), note=note)
 
 
 def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> FeasiblePlan:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from earlyexit.clock import MonotonicClock
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE, evaluate, worst_value
 from optimizer.generation.solve import solve_generation
@@ -31,7 +32,7 @@ from optimizer.search.in_time import solve_in_time
 from optimizer.search.pame import solve_pame
 from optimizer.search.relaxation import solve_relaxation
 from optimizer.search.soonest.solve import bound_soonest, solve_soonest
-from optimizer.search.space import SPACES, Space, payable_names
+from optimizer.search.space import SPACES, Space, TimeLimit, payable_names
 from optimizer.search.subsets import best_of_networks
 
 Search = Callable[[PlanProblem, Space], Found | None]
@@ -46,20 +47,33 @@ PLENTY = 8
 """Multiple of the least number of additional accelerators with which there is a plan if they help at all."""
 
 
-def solve(problem: PlanProblem, space: Space | Strategy = "best", searches: tuple[Search, ...] = ONE_CHAIN) -> Decision:
+def solve(
+    problem: PlanProblem,
+    space: Space | Strategy = "best",
+    searches: tuple[Search, ...] = ONE_CHAIN,
+    *,
+    time_limit_s: float | None = None,
+    now_s: Callable[[], float] = MonotonicClock.now_s,
+) -> Decision:
     """Returns the best plan of a space, or of a strategy's space, or a proof that no plan exists.
 
-    `searches` are those for plans of one chain. Raises PlanError if they neither find a plan nor prove that none
-    exists.
+    `searches` are those for plans of one chain. After `time_limit_s` by the clock `now_s`, the result is the best plan
+    so far, with its gap. Raises PlanError if the searches neither find a plan nor prove that none exists, and if time
+    is over before it is known why none exists.
     """
-    space = _without_useless_ramps(problem, space if isinstance(space, Space) else SPACES[space])
+    space = _space_of(problem, space, time_limit_s, now_s)
     if problem.ingress is not None:
         return _within_ingresses(problem, problem.ingress, space, searches)
     if problem.generation is not None:
-        return solve_generation(problem, space, _solve_generation_exactly)
-    if problem.networks:
-        return best_of_networks(problem, partial(_solve, space=space, searches=searches), partial(_bound, space=space))
-    return _solve(problem, space, searches)
+        decision = solve_generation(problem, space, _solve_generation_exactly)
+    elif problem.networks:
+        parts = partial(_solve, space=space, searches=searches), partial(_bound, space=space)
+        decision = best_of_networks(problem, *parts)
+    else:
+        decision = _solve(problem, space, searches)
+    if isinstance(decision, NoPlan) and space.is_over():
+        raise PlanError(f"no plan meets the problem; which limit prevents it was not found{space.within}")
+    return decision
 
 
 def _within_ingresses(problem: PlanProblem, ingress: Ingresses, space: Space, searches: tuple[Search, ...]) -> Decision:
@@ -86,17 +100,30 @@ def _within_ingresses(problem: PlanProblem, ingress: Ingresses, space: Space, se
     return replace(found, bound=bound, gap=gap_between(found.figures.rate_per_s, bound), note=note or found.note)
 
 
-def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | None:
+def _space_of(
+    problem: PlanProblem, space: Space | Strategy, time_limit_s: float | None, now_s: Callable[[], float]
+) -> Space:
+    """Returns the space to search, whose time limit begins now."""
+    space = _without_useless_ramps(problem, space if isinstance(space, Space) else SPACES[space])
+    if time_limit_s is None:
+        return space
+    return replace(space, limit=TimeLimit(seconds=time_limit_s, ends_s=now_s() + time_limit_s, now_s=now_s))
+
+
+def more_devices(
+    problem: PlanProblem, strategy: Strategy, *, time_limit_s: float | None = None
+) -> tuple[str, int] | None:
     """Returns an accelerator type and the least number of additional ones that an infeasible problem needs.
 
     It is the type whose addition is cheapest. The number is a lower bound, by a relaxation that is solved quickly.
-    Returns None if no number of one type suffices, or if the objective is not the cost.
+    Returns None if no number of one type suffices, or if the objective is not the cost. After `time_limit_s`, a type
+    counts as sufficient if the relaxation does not exclude it.
     """
     if not isinstance(problem.objective, MinimizeCost) or problem.generation is not None or problem.networks:
         return None
     problem = replace(problem, objective=replace(problem.objective, in_time=0.0))
     problem = problem if problem.lengths is None else in_tokens(problem)
-    space = _without_useless_ramps(problem, SPACES[strategy])
+    space = _space_of(problem, strategy, time_limit_s, MonotonicClock.now_s)
 
     def with_more(name: str, more: int) -> PlanProblem:
         supply = problem.devices[name]
@@ -127,6 +154,8 @@ def more_devices(problem: PlanProblem, strategy: Strategy) -> tuple[str, int] | 
 def _solve_generation_exactly(problem: PlanProblem, space: Space) -> Decision:
     """Solves a problem of generation steps; raises PlanError if it is too large for the exact planner."""
     found = search_exactly(problem, space)
+    if found is None and space.is_over():
+        raise PlanError(f"no plan was found{space.within}, and none was ruled out")
     if found is None:
         raise PlanError("generation is planned exactly; this problem has too many devices, ramps or batch sizes for it")
     return _decided(problem, space, found, (search_exactly,))
@@ -161,20 +190,24 @@ def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> 
         return solve_pame(problem, space)
     if isinstance(problem.objective, MinimizeLatency):
         return solve_soonest(problem, space)
+    # With a time limit, plans that are found quickly come first.
+    quick = None if space.limit is None else search_exactly(problem, space.of_one_split())
     if _may_have_several_chains(problem, space):
         found = _several_chains(problem, space)
         if problem.required_per_s is not None:
             searches = (_several_chains,)  # it explains why there is no plan
     else:
         found = _one_chain(problem, space, searches)
+    if quick is not None:
+        found = joined(problem, [found, quick], found.bound)
     return _decided(problem, space, found, searches)
 
 
 def _one_chain(problem: PlanProblem, space: Space, searches: tuple[Search, ...] = ONE_CHAIN) -> Found:
     """Returns the plans of one chain that the searches find, with the tightest of their bounds."""
     founds: list[Found] = []
-    for search in searches:
-        found = search(problem, space)
+    for left, search in zip(range(len(searches), 0, -1), searches, strict=True):
+        found = search(problem, space.with_share(1 / left))
         founds += [] if found is None else [found]
         if found is not None and found.is_proven(problem):
             break
@@ -200,7 +233,8 @@ def _decided(problem: PlanProblem, space: Space, found: Found, searches: tuple[S
     if found.plans:
         return found.planned(problem, space.strategy)
     if not found.is_proven(problem):
-        raise PlanError(f"no plan was found, though there may be one: {_most_possible(problem, space, found.bound)}")
+        most = _most_possible(problem, space, found.bound)
+        raise PlanError(f"no plan was found{space.within}, though there may be one: {most}")
 
     def best_plan(other: PlanProblem, among: Sequence[Search]) -> FeasiblePlan | None:
         result = next((each for search in among if (each := search(other, space)) is not None), None)
@@ -219,6 +253,7 @@ def _decided(problem: PlanProblem, space: Space, found: Found, searches: tuple[S
         possible=any_plan,
         resolution=SLO_RESOLUTION_AT_SCALE if is_too_big(problem, space) else SLO_RESOLUTION,
         highest_rate_per_s=highest_rate_per_s,
+        is_over=space.is_over,
     )
 
 

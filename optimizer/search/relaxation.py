@@ -8,6 +8,7 @@ rates and costs, each step is halved towards the best prices so far; for times, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,8 @@ from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_pric
 ITERATIONS = 80
 # Relative gap between the linear program and the bound at which the method stops.
 CLOSE = 2e-4
+# The same if time is over: the first bounds may be far below those of a few more iterations, which take milliseconds.
+CLOSE_ENOUGH = 0.05
 # Price of exceeding the limits in the linear program, whose other values are about 1: the limits have priority.
 BROKEN_LIMIT_PRICE = 1e3
 MINUS_ONE = np.array([-1.0])
@@ -51,7 +54,9 @@ def solve_relaxation(
 ) -> Relaxation | None:
     """Returns the bound on the rate or cost of plans of these accelerator types, or None if it excludes all plans."""
     walks = WalkRelaxation.of(tables_of(problem, space, names=names))
-    planes = CuttingPlanes(problem=problem, names=names, oracle=walks.cheapest, iterations=iterations)
+    planes = CuttingPlanes(
+        problem=problem, names=names, oracle=walks.cheapest, iterations=iterations, is_over=space.is_over
+    )
     if planes.is_too_slow():
         return None
     rate = problem.required_per_s
@@ -77,6 +82,8 @@ class CuttingPlanes:
     """Prices of the mean answer time alone, or of the worst-case latency alone, if one of them is minimized."""
     iterations: int = ITERATIONS
     close: float = CLOSE
+    is_over: Callable[[], bool] = Space().is_over
+    """Whether a bound within CLOSE_ENOUGH of the linear program's value suffices."""
     walks: list[Walk] = field(default_factory=list)
 
     @property
@@ -130,7 +137,8 @@ class CuttingPlanes:
                 optimum, keeps_limits, dual = self._solve_program(fill_rate, rate_per_s)
             except TimeoutError:  # the best bound so far is valid even then
                 break
-            is_close = optimum - best_value <= self.close * abs(optimum)
+            close = max(self.close, CLOSE_ENOUGH) if self.is_over() else self.close
+            is_close = optimum - best_value <= close * abs(optimum)
             if (is_close and (keeps_limits or self.goal is not None)) or (keeps_limits and optimum * enough <= 1):
                 break
             prices = dual.between(best) if self.goal is None else dual

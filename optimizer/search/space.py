@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from earlyexit.network.boundary import AfterAnswer
@@ -14,6 +14,17 @@ from optimizer.search.decision import Strategy
 
 RampRule = Literal["choose", "all", "none", "split-ends"]
 """Allowed sets of active ramps: any set, all ramps, no ramps, or any set of ramps at the ends of splits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimit:
+    """The time at which a search ends. Kernels cannot look at it, so a search ends after the kernel that runs then."""
+
+    seconds: float
+    """Seconds that the whole search may take."""
+    ends_s: float
+    """The time at which this search, or this part of it, ends."""
+    now_s: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +48,33 @@ class Space:
     after_answer: tuple[AfterAnswer, ...] = ("stop",)
     """Whether answered inputs stop or stay, if the mean answer time is minimized. Other objectives gain nothing by
     `stay`."""
+    limit: TimeLimit | None = field(default=None, compare=False)
+    """When a search returns its best plan so far, and the bound that it has proven. None: it ends by itself."""
+
+    def is_over(self) -> bool:
+        """Returns whether the time limit has passed. Only then may a search end without a plan and without a proof."""
+        return self.limit is not None and self.limit.now_s() >= self.limit.ends_s
+
+    @property
+    def within(self) -> str:
+        """The words ` within 5 s` if time is over, for messages about a search that found nothing; else no words."""
+        return f" within {self.limit.seconds:g} s" if self.limit is not None and self.is_over() else ""
+
+    def with_share(self, share: float) -> Space:
+        """Returns the space for a search that may take a share of the time that is left."""
+        if self.limit is None:
+            return self
+        now_s = self.limit.now_s()
+        return replace(self, limit=replace(self.limit, ends_s=now_s + share * (self.limit.ends_s - now_s)))
+
+    def of_one_split(self) -> Space:
+        """Returns the space's plans of one split, which are found in milliseconds."""
+        return replace(self, splits_per_stage=False, several_stages=False)
+
+    def contained(self) -> Iterator[Space]:
+        """Yields spaces that this one contains. Their plans have fewer splits."""
+        for strategy in CONTAINED.get(self.strategy, ()):
+            yield replace(SPACES[strategy], limit=self.limit)
 
 
 SPACES: dict[Strategy, Space] = {
@@ -54,12 +92,11 @@ SPACES: dict[Strategy, Space] = {
     # The whole model, replicated, with the exits that a search over recorded batches finds (PAME, ICS'22, section 6).
     "pame": Space(strategy="pame", splits_per_stage=False, several_stages=False),
 }
-CONTAINED: dict[Strategy, tuple[Space, ...]] = {
-    "best": (SPACES["stock"], SPACES["early-exit"], SPACES["serial"]),
-    "serial": (SPACES["stock"], SPACES["early-exit"]),
-    "e3": (SPACES["early-exit"],),
+CONTAINED: dict[Strategy, tuple[Strategy, ...]] = {
+    "best": ("stock", "early-exit", "serial"),
+    "serial": ("stock", "early-exit"),
+    "e3": ("early-exit",),
 }
-"""Spaces that the space of a strategy contains. Their plans have fewer splits."""
 
 
 def payable_names(problem: PlanProblem) -> tuple[str, ...]:

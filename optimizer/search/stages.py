@@ -32,7 +32,8 @@ def stage_planes(graph: Graph, space: Space, *, iterations: int = ITERATIONS) ->
             return math.inf, NO_WALK
         return float(least_PS[0, CLOSED]), _cheapest_walk(graph.moves, first_PS)
 
-    return CuttingPlanes(problem=graph.problem, names=graph.device_names, oracle=cheapest, iterations=iterations)
+    problem, names = graph.problem, graph.device_names
+    return CuttingPlanes(problem=problem, names=names, oracle=cheapest, iterations=iterations, is_over=space.is_over)
 
 
 def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from itertools import count, product
 from pathlib import Path
 from time import process_time
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.cost.evaluate import evaluate, merit, violations
+from optimizer.cost.evaluate import best_value, evaluate, merit, objective_value, violations
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from optimizer.search.beam import search_at_scale
@@ -203,6 +205,28 @@ each_few = chunks(FEW_SOONEST, MANY)
 @cache
 def soonest_answers(seed: int, strategy: Strategy) -> Answers:
     return Answers.to(random_latency_problem(seed), strategy)
+
+
+@pytest.mark.parametrize("of", [answers, soonest_answers], ids=["rate and cost", "soonest"])
+def test_if_time_is_over_the_best_plan_so_far_has_a_true_bound(of: Callable[[int, Strategy], Answers]) -> None:
+    gaps = []
+    for seed, looks in product(range(8), (0, 10, 30, 100)):
+        both = of(seed, "best")
+        try:
+            decision = solve(both.problem, time_limit_s=looks, now_s=count().__next__)  # the clock ticks at each look
+        except PlanError:
+            continue
+        if both.optimum is None:
+            assert decision == both.decision
+            continue
+        assert isinstance(decision, Planned)
+        assert looks > 0
+        assert violations(both.problem, decision.stages, decision.figures) == []
+        value, best = (objective_value(both.problem, each.figures) for each in (decision, both.optimum))
+        assert best_value(both.problem, [decision.bound, best]) == pytest.approx(decision.bound, rel=AGREE)
+        assert decision.gap == pytest.approx(abs(value - decision.bound) / decision.bound)
+        gaps.append(decision.gap)
+    assert min(gaps) == 0 < max(gaps)
 
 
 @each_few

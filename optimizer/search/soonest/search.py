@@ -27,6 +27,7 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.relaxation import CuttingPlanes
+from optimizer.search.space import SPACES, Space
 from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
 from optimizer.search.step import FloatArray, IntArray, undominated
 from optimizer.search.walks import CUT, GO_ON, HOP, Prices, RunTables, WalkRelaxation, no_prices
@@ -69,8 +70,10 @@ class PriceRow(NamedTuple):
     """The least price from before a block to the end."""
 
 
-def planes_of(problem: PlanProblem, tables: RunTables, *, worst_case: bool = False) -> CuttingPlanes:
-    """Returns the cutting-plane method for the mean answer time or the worst-case latency."""
+def planes_of(
+    problem: PlanProblem, tables: RunTables, space: Space = SPACES["best"], *, worst_case: bool = False
+) -> CuttingPlanes:
+    """Returns the cutting-plane method for the mean answer time or the worst-case latency, in the space's time."""
     goal = no_prices(len(tables.count_C))
     return CuttingPlanes(
         problem=problem,
@@ -79,6 +82,7 @@ def planes_of(problem: PlanProblem, tables: RunTables, *, worst_case: bool = Fal
         goal=goal._replace(latency=1.0) if worst_case else goal._replace(mean=1.0),
         iterations=ITERATIONS,
         close=CLOSE,
+        is_over=space.is_over,
     )
 
 
@@ -135,6 +139,7 @@ class LatencySearch:
     """A search for the best plan of one part of a space."""
 
     problem: PlanProblem
+    space: Space
     tables: RunTables
     after_answer: AfterAnswer
     worst_case: bool = False
@@ -147,16 +152,20 @@ class LatencySearch:
 
     def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> Found:
         """Returns the best plans that are no worse than the incumbent's value. `any_plan` stops at the first ones."""
-        planes = planes_of(self.problem, self.tables, worst_case=self.worst_case)
+        planes = planes_of(self.problem, self.tables, self.space, worst_case=self.worst_case)
         least, limit_s = planes.least_time(self.tables.rate_per_s), self.problem.slo.limit_s
-        value, dropped = min(incumbent, limit_s), math.inf  # the mean answer time is at most the worst case
+        value, dropped = min(incumbent, limit_s), 0.0  # the mean answer time is at most the worst case
         plans: tuple[FeasiblePlan, ...] = ()
         if math.isinf(least.value) or least.value > value * (1 + TIE_TOLERANCE):
             return Found(plans=plans, bound=math.inf)
-        self._rows = price_rows(planes, self.tables, least.prices)
+        if not self.space.is_over():
+            self._rows = price_rows(planes, self.tables, least.prices)
         for width in self.widths:
             self._most = value * (1 + TIE_TOLERANCE)
-            dropped = self._search(width)
+            least_dropped = self._search(width)
+            if least_dropped is None:
+                break
+            dropped = least_dropped
             plans = self._feasible_plans() or plans
             value = min([value, *(time_of(plan, self.worst_case) for plan in plans[:1])])
             if dropped >= value * (1 - TIE_TOLERANCE):
@@ -165,10 +174,15 @@ class LatencySearch:
                 break
         return Found(plans=plans, bound=max(least.value, min(dropped, value)))
 
-    def _search(self, width: int) -> float:
-        """Fills the layers. Returns the least bound of the labels that were dropped because of the width."""
+    def _search(self, width: int) -> float | None:
+        """Fills the layers. Returns the least bound of the labels that were dropped because of the width.
+
+        Returns None if time is over before the last layer.
+        """
         self._layers, dropped = [_first_layer(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
+            if self.space.is_over():
+                return None
             layer = self._next_layer(block)
             if len(layer.run_L) > width and block + 1 < self.problem.num_blocks:
                 dropped, layer = min(dropped, float(layer.bound_L[width])), layer.take(np.arange(width))

@@ -32,10 +32,11 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
 
     Raises PlanError if no plan was found although one may exist, and for problems that are too large.
     """
-    result = _best(problem, space, widths)
+    result = search_soonest(problem, space, widths)
     if not result.plans:
         if math.isfinite(result.bound):
-            raise PlanError(f"no plan was found, though there may be one: none answers before {result.bound:.6g} s")
+            most = f"none answers before {result.bound:.6g} s"
+            raise PlanError(f"no plan was found{space.within}, though there may be one: {most}")
         return _why_none(problem, space)
     with_room = tuple(_with_room(problem, plan) for plan in result.plans)
     return replace(result, plans=with_room).planned(problem, space.strategy)
@@ -60,13 +61,14 @@ def _with_room(problem: PlanProblem, plan: FeasiblePlan) -> FeasiblePlan:
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
     """Returns a lower bound on the mean answer time of all plans of a space; None if no plan exists."""
     rate_per_s, searches = problem.required_per_s or math.inf, _searches(problem, space, ())
-    bounds = [planes_of(each.problem, each.tables).least_time(rate_per_s).value for each in searches]
+    bounds = [planes_of(each.problem, each.tables, space).least_time(rate_per_s).value for each in searches]
     return min((bound for bound in bounds if math.isfinite(bound)), default=None)
 
 
-def _best(
-    problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False, any_plan: bool = False
-) -> Found:
+def search_soonest(
+    problem: PlanProblem, space: Space, widths: tuple[int, ...] = WIDTHS, *, worst_case: bool = False,
+    any_plan: bool = False,
+) -> Found:  # fmt: skip
     """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part.
 
     With `worst_case`, the worst-case latency is minimized. `any_plan` stops at the first plans.
@@ -100,7 +102,7 @@ def _searches(
                     "batch sizes"
                 )
             yield LatencySearch(
-                problem=part, tables=tables, after_answer=after_answer, worst_case=worst_case, widths=widths
+                problem=part, space=own, tables=tables, after_answer=after_answer, worst_case=worst_case, widths=widths
             )
 
 
@@ -108,7 +110,7 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
     """Returns which promise cannot be kept."""
 
     def quickest(other: PlanProblem) -> FeasiblePlan | None:
-        plans = _best(other, space, NARROW, worst_case=True).plans
+        plans = search_soonest(other, space, NARROW, worst_case=True).plans
         return plans[0] if plans else None
 
     return why_infeasible(
@@ -117,6 +119,7 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
         possible=quickest,
         resolution=math.inf,  # the plan is the quickest
         highest_rate_per_s=lambda other: _highest_rate_per_s(other, space),
+        is_over=space.is_over,
     )
 
 
@@ -128,7 +131,7 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     """
 
     def has_plan(rate_per_s: float) -> bool:
-        return bool(_best(problem.with_rate(rate_per_s), space, NARROW, any_plan=True).plans)
+        return bool(search_soonest(problem.with_rate(rate_per_s), space, NARROW, any_plan=True).plans)
 
     no_ramps = replace(space, ramps="none")
     fastest = _fastest(problem, space if "stop" in space.after_answer else no_ramps)
@@ -141,7 +144,7 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
     plain = _fastest(problem, no_ramps) if space.ramps in ("choose", "split-ends") else None
     halves = (high / 2**power for power in range(1, MOST_HALVES))
     low = next(filter(has_plan, halves), None) if plain is None else plain.figures.rate_per_s
-    while low is not None and high > low * (1 + RATE_RESOLUTION):
+    while low is not None and high > low * (1 + RATE_RESOLUTION) and not space.is_over():
         middle = (low * high) ** 0.5
         low, high = (middle, high) if has_plan(middle) else (low, middle)
     return low
