@@ -28,7 +28,7 @@ ExactPlanner = Callable[[PlanProblem, Space], Decision]
 def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPlanner) -> Decision:
     """Returns the best plan found and its gap to the optimum of the relaxed problem, or why there is none.
 
-    Raises PlanError if time is over before there is a plan.
+    Raises PlanError if neither is known when time is over.
     """
     relaxed = _without_promises(problem)
     if relaxed is None:
@@ -75,7 +75,12 @@ def _limited(
     largest: float = np.inf
     for limit in reversed(limits):
         if limit < largest and not space.is_over():
-            decision = solve_exactly(with_batch_limit(problem, limit), space)
+            try:
+                decision = solve_exactly(with_batch_limit(problem, limit), space)
+            except PlanError:
+                if space.is_over():  # the plans found so far are kept
+                    return
+                raise
             yield decision
             if isinstance(decision, NoPlan):
                 return

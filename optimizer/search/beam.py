@@ -46,7 +46,7 @@ def search_at_scale(problem: PlanProblem, space: Space) -> Found:
 
     Without a plan, the bound says whether one may exist.
     """
-    single = search_exactly(problem, space.of_one_split())
+    single = search_exactly(problem, replace(space, splits_per_stage=False, several_stages=False))
     founds = [Found(plans=search.plans(), bound=search.relaxation.bound.value) for search in _searches(problem, space)]
     bound = best_value(problem, (found.bound for found in founds))
     return joined(problem, [*founds, *([single] if single else [])], bound)

@@ -48,13 +48,9 @@ PLENTY = 8
 
 
 def solve(
-    problem: PlanProblem,
-    space: Space | Strategy = "best",
-    searches: tuple[Search, ...] = ONE_CHAIN,
-    *,
-    time_limit_s: float | None = None,
-    now_s: Callable[[], float] = MonotonicClock.now_s,
-) -> Decision:
+    problem: PlanProblem, space: Space | Strategy = "best", searches: tuple[Search, ...] = ONE_CHAIN, *,
+    time_limit_s: float | None = None, now_s: Callable[[], float] = MonotonicClock.now_s,
+) -> Decision:  # fmt: skip
     """Returns the best plan of a space, or of a strategy's space, or a proof that no plan exists.
 
     `searches` are those for plans of one chain. After `time_limit_s` by the clock `now_s`, the result is the best plan
@@ -67,8 +63,8 @@ def solve(
     if problem.generation is not None:
         decision = solve_generation(problem, space, _solve_generation_exactly)
     elif problem.networks:
-        parts = partial(_solve, space=space, searches=searches), partial(_bound, space=space)
-        decision = best_of_networks(problem, *parts)
+        solve_part = partial(_solve, space=space, searches=searches)
+        decision = best_of_networks(problem, solve_part, partial(_bound, space=space))
     else:
         decision = _solve(problem, space, searches)
     if isinstance(decision, NoPlan) and space.is_over():
@@ -110,9 +106,7 @@ def _space_of(
     return replace(space, limit=TimeLimit(seconds=time_limit_s, ends_s=now_s() + time_limit_s, now_s=now_s))
 
 
-def more_devices(
-    problem: PlanProblem, strategy: Strategy, *, time_limit_s: float | None = None
-) -> tuple[str, int] | None:
+def more_devices(problem: PlanProblem, strategy: Strategy, time_limit_s: float | None = None) -> tuple[str, int] | None:
     """Returns an accelerator type and the least number of additional ones that an infeasible problem needs.
 
     It is the type whose addition is cheapest. The number is a lower bound, by a relaxation that is solved quickly.
@@ -190,8 +184,8 @@ def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> 
         return solve_pame(problem, space)
     if isinstance(problem.objective, MinimizeLatency):
         return solve_soonest(problem, space)
-    # With a time limit, plans that are found quickly come first.
-    quick = None if space.limit is None else search_exactly(problem, space.of_one_split())
+    one_split = replace(space, splits_per_stage=False, several_stages=False)  # such plans are found in milliseconds
+    quick = None if space.limit is None else search_exactly(problem, one_split)
     if _may_have_several_chains(problem, space):
         found = _several_chains(problem, space)
         if problem.required_per_s is not None:
@@ -223,7 +217,7 @@ def _several_chains(problem: PlanProblem, space: Space) -> Found:
         one = search_exactly(problem, space, incumbent=found.value(problem))
     else:
         one = _one_chain(problem, space)
-        if problem.required_per_s is None and not one.plans:
+        if problem.required_per_s is None and not one.plans and one.is_proven(problem):
             return one  # each chain of a plan of the highest rate would be a plan by itself
     return found if one is None else joined(problem, [found, one], found.bound)
 

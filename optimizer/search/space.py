@@ -52,7 +52,7 @@ class Space:
     """When a search returns its best plan so far, and the bound that it has proven. None: it ends by itself."""
 
     def is_over(self) -> bool:
-        """Returns whether the time limit has passed. Only then may a search end without a plan and without a proof."""
+        """Returns whether the time limit has passed."""
         return self.limit is not None and self.limit.now_s() >= self.limit.ends_s
 
     @property
@@ -67,14 +67,10 @@ class Space:
         now_s = self.limit.now_s()
         return replace(self, limit=replace(self.limit, ends_s=now_s + share * (self.limit.ends_s - now_s)))
 
-    def of_one_split(self) -> Space:
-        """Returns the space's plans of one split, which are found in milliseconds."""
-        return replace(self, splits_per_stage=False, several_stages=False)
-
     def contained(self) -> Iterator[Space]:
-        """Yields spaces that this one contains. Their plans have fewer splits."""
-        for strategy in CONTAINED.get(self.strategy, ()):
-            yield replace(SPACES[strategy], limit=self.limit)
+        """Yields spaces that the space of a strategy contains. Their plans have fewer splits."""
+        for each in CONTAINED.get(self.strategy, ()):
+            yield replace(SPACES[each], limit=self.limit)
 
 
 SPACES: dict[Strategy, Space] = {

@@ -162,8 +162,7 @@ class LatencySearch:
             self._rows = price_rows(planes, self.tables, least.prices)
         for width in self.widths:
             self._most = value * (1 + TIE_TOLERANCE)
-            least_dropped = self._search(width)
-            if least_dropped is None:
+            if (least_dropped := self._search(width)) is None:
                 break
             dropped = least_dropped
             plans = self._feasible_plans() or plans
@@ -175,10 +174,7 @@ class LatencySearch:
         return Found(plans=plans, bound=max(least.value, min(dropped, value)))
 
     def _search(self, width: int) -> float | None:
-        """Fills the layers. Returns the least bound of the labels that were dropped because of the width.
-
-        Returns None if time is over before the last layer.
-        """
+        """Fills the layers. Returns the least bound of labels that the width dropped, or None if time is over first."""
         self._layers, dropped = [_first_layer(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
             if self.space.is_over():
