@@ -64,7 +64,7 @@ class PlanningSettings(Settings):
     least_gain: float = Field(default=0.02, ge=0)
     """Share by which a new plan must be better than the present one, beyond the cost of the change."""
     start_s: float = Field(default=10.0, ge=0)
-    """Seconds of service that a moving replica is expected to miss."""
+    """Seconds of service that a starting replica is expected to miss."""
     starts_at_once: int | None = Field(default=None, ge=1)
     """Most replicas that a change starts at the same time, if they share cores with serving replicas; None: all."""
     straggler_ratio: float = Field(default=1.5, gt=1)

@@ -356,15 +356,14 @@ class ControlLoop:
         """Returns the best plan without the stragglers or, if there is none, the best plan with them."""
         is_lost = not self._view.has_room(self.state.placed)  # then a plan that was rolled back is better than none
         while True:
-            state, strategy = self.state, self.settings.strategy
-            resting = Counter(rest.device for rest in state.resting)
-            counts = {device: max(0, count - resting[device]) for device, count in self._view.counts.items()}
+            state, strategy, cost = self.state, self.settings.strategy, self._view.start_cost
+            counts = self._view.without_resting(self._view.counts)
             asked_per_s = self._view.problem.required_per_s
             problems = decide.problems_to_solve(base, forecast, counts, asked_per_s)
             problem, found = await decide.propose(
-                problems, self._solve, strategy, blamed=state.blamed, reach=forecast.reach
+                problems, self._solve, strategy, blamed=state.blamed, reach=forecast.reach, start_cost=cost
             )
-            if isinstance(found, Planned) or not (resting or (is_lost and state.blamed)):
+            if isinstance(found, Planned) or not (state.resting or (is_lost and state.blamed)):
                 return problem, found
             self.update_state(resting=(), blamed={} if is_lost else state.blamed)
 

@@ -24,7 +24,7 @@ from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, predictions
 from optimizer.cost.rescore import rescore
-from optimizer.live.plan_changes import Trial, judge, kept_share, weigh
+from optimizer.live.plan_changes import StartCost, Trial, best_after_starts, judge, kept_share, weigh
 from optimizer.live.reaction import rate_deviation, survival_deviation
 from optimizer.live.stragglers import LEAST_BATCHES, ReplicaTimes, RestingReplica, avoided_replicas, find_stragglers
 from optimizer.live.tuning.base import NewThresholds
@@ -164,6 +164,17 @@ class View:
         """The exit policy of new plans: the policy of the settings, with the current thresholds."""
         return replace(self.settings.policy, thresholds=self.state.thresholds)
 
+    @property
+    def start_cost(self) -> StartCost:
+        """The cost of replicas that a new plan needs beyond those of the current plan that do not rest."""
+        running = self.without_resting(self.state.placed.occupied)
+        return StartCost(running=running, start_s=self.settings.start_s, period_s=self.settings.period_s)
+
+    def without_resting(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Returns the counts of replicas or accelerators by type, less the stragglers that rest."""
+        resting = Counter(rest.device for rest in self.state.resting)
+        return {device: max(0, count - resting[device]) for device, count in counts.items()}
+
     def has_room(self, placed: PlacedPlan) -> bool:
         """Whether the accelerators of a plan are available."""
         return all(count <= self.counts.get(device, 0) for device, count in placed.occupied.items())
@@ -209,11 +220,6 @@ def _thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | Non
 # Replicas of a change. A replica can host any stage of its accelerator type, so a change only needs enough replicas of
 # each type. Types that need more grow before the switch, and types that need fewer shrink after the earlier plan has
 # drained, so that neither plan lacks replicas while it is in force.
-
-
-def num_started(before: PlacedPlan, after: PlacedPlan) -> int:
-    """Returns the number of replicas that a change starts."""
-    return sum(max(0, needed - before.occupied.get(device, 0)) for device, needed in after.occupied.items())
 
 
 def due_requests(
@@ -301,9 +307,9 @@ def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
     # A straggler that was lost with its accelerator rests no more.
     view = replace(view, state=replace(view.state, **ended_rests(view)))
     placed, left = view.place(view.state.placed.plan), dict[str, int]()
-    resting = Counter(placed.avoided.values())
+    running = view.without_resting(view.running)
     for device in {stage.device for stage in placed.plan.stages}:
-        left |= divide_replicas(placed.needed(device), view.running.get(device, 0) - resting[device])
+        left |= divide_replicas(placed.needed(device), running.get(device, 0))
     fewer = [min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()]
     if min(fewer) < 1:
         return None
@@ -602,11 +608,7 @@ def problems_to_solve(
     plan, because batches fill too slowly; then a plan for the original rate is sufficient. If there is no plan for a
     high rate, the plan with the highest rate is used.
     """
-    devices = {
-        device: replace(supply, count=min(supply.count, counts.get(device, 0)))
-        for device, supply in base.devices.items()
-    }
-    problem = replace(forecast.expected(base), devices=devices)
+    problem = _within(forecast.expected(base), counts)
     named_per_s = problem.required_per_s
     if named_per_s is None:
         return (problem,)
@@ -620,6 +622,15 @@ def problems_to_solve(
     return (*asked, replace(problem, objective=MaximizeRate()))
 
 
+def _within(problem: PlanProblem, counts: Mapping[str, int]) -> PlanProblem:
+    """Returns the problem on at most these numbers of accelerators."""
+    devices = {
+        device: replace(supply, count=min(supply.count, counts.get(device, 0)))
+        for device, supply in problem.devices.items()
+    }
+    return replace(problem, devices=devices)
+
+
 async def propose(
     questions: Sequence[PlanProblem],
     solve: Solve,
@@ -627,11 +638,13 @@ async def propose(
     *,
     blamed: Collection[tuple[Stage, ...]],
     reach: Reach | None,
+    start_cost: StartCost,
 ) -> tuple[PlanProblem, Decision]:
     """Returns the first problem that has a plan, and its best plan; otherwise the first one, and why it has none.
 
-    Blamed plans are replaced by the planner's other candidates. Raises PlanError if the search neither found a plan
-    for any problem nor proved that none exists.
+    If the best plan starts replicas, the best plan that starts none is among its candidates. Blamed plans are replaced
+    by the planner's other candidates. Raises PlanError if the search neither found a plan for any problem nor proved
+    that none exists.
     """
     refusals: list[tuple[PlanProblem, NoPlan]] = []
     for problem in questions:
@@ -642,6 +655,8 @@ async def propose(
                 raise
             continue
         if isinstance(found, Planned):
+            if start_cost.num_started(found.stages):
+                found = await _with_running(problem, found, solve, strategy, start_cost.running)
             found = _allowed(problem, found, blamed) or NoPlan(strategy=strategy, binding="devices")
         if isinstance(found, NoPlan):
             refusals.append((problem, found))
@@ -650,6 +665,19 @@ async def propose(
             found = rescore(problem, found, reach).planned
         return problem, found
     return refusals[0]
+
+
+async def _with_running(
+    problem: PlanProblem, best: Planned, solve: Solve, strategy: Strategy, running: Mapping[str, int]
+) -> Planned:
+    """Returns the best plan with further candidates: those that the planner finds for the replicas that run."""
+    try:
+        found = await solve(_within(problem, running), strategy)
+    except PlanError:  # the search gave up
+        return best
+    if isinstance(found, NoPlan):
+        return best
+    return replace(best, candidates=(*best.candidates, found.stages, *found.candidates))
 
 
 def _allowed(problem: PlanProblem, planned: Planned, blamed: Collection[tuple[Stage, ...]]) -> Planned | None:
@@ -687,22 +715,15 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
         return without_plan(view, words, reason)
     state, settings, problem = view.state, view.settings, view.problem
     reach = None if view.forecast is None else view.forecast.reach
-    figures = evaluate(problem, found.stages, reach)
-    placed = view.place(_plan_of(view, found, figures))
+    start_cost, least_gain = view.start_cost, settings.least_gain
+    stages, compared = best_after_starts(problem, found, start_cost, reach)
+    figures = evaluate(problem, stages, reach)
+    placed = view.place(_plan_of(view, stages, figures))
     current: tuple[Stage, ...] | None = state.placed.plan.planned_stages
     if state.suspended is not None or current in state.blamed or not view.has_room(state.placed):
         current = None  # it does not serve, or was given up
-    verdict = weigh(
-        problem,
-        current,
-        found,
-        moved=num_started(state.placed, placed),
-        start_s=settings.start_s,
-        period_s=settings.period_s,
-        least_gain=settings.least_gain,
-        reach=reach,
-    )
-    new = NewPlan(placed=placed, reason=reason, words=verdict.words)
+    verdict = weigh(problem, current, stages, start_cost=start_cost, least_gain=least_gain, reach=reach)
+    new = NewPlan(placed=placed, reason=reason, words=verdict.words + compared)
     if verdict.change:
         return Outcome(plan=replace(new, trial=None if current is None else _trial(view, figures, placed)))
     if avoided_replicas(state.resting) != state.placed.avoided:
@@ -712,8 +733,8 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
         # The thresholds of an operator's plan end with that plan.
         same = view.place(replace(state.placed.plan, policy=view.policy))
         return Outcome(plan=NewPlan(placed=same, reason=reason, words="the controller's own thresholds again"))
-    keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}"
-    return Outcome(events=(keep,), rejected=None if current == found.stages else new)
+    keep = "keep", f"keeps plan {state.placed.epoch} ({reason}): {new.words}"
+    return Outcome(events=(keep,), rejected=None if current == stages else new)
 
 
 def without_plan(view: View, words: str, reason: str) -> Outcome:
@@ -729,12 +750,12 @@ def without_plan(view: View, words: str, reason: str) -> Outcome:
     return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
 
 
-def _plan_of(view: View, found: Planned, figures: Evaluation) -> Plan:
-    """Returns the found plan with the policy, which probes need even if no ramp is active."""
+def _plan_of(view: View, stages: tuple[Stage, ...], figures: Evaluation) -> Plan:
+    """Returns the plan of these stages with the policy, which probes need even if no ramp is active."""
     before = view.state.placed.plan  # keeps the fields that the planner does not choose
     return replace(
         before,
-        stages=found.stages,
+        stages=stages,
         shares=figures.shares,
         policy=view.policy,
         predicted=predictions(view.problem, figures),

@@ -78,7 +78,8 @@ def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
     if chosen is not None and chosen.stages != planned.stages:
         figures = evaluate(problem, chosen.stages)
         gap = gap_between(objective_value(problem, figures), planned.bound)
-        planned = replace(planned, stages=chosen.stages, figures=figures, gap=gap)
+        others = tuple(each for each in plans if each != chosen.stages)
+        planned = replace(planned, stages=chosen.stages, figures=figures, gap=gap, candidates=others)
     return Rescoring(candidates=candidates, chosen=chosen, planned=planned)
 
 

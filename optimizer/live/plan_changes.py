@@ -1,7 +1,8 @@
 """Decides whether a new plan is worth the change and, after a trial, whether to roll it back.
 
 E3 plans every two minutes (section 4) and always changes to the new plan. But the best plan fluctuates with the
-forecast, and replicas serve nothing while they start, so a change to a plan that is hardly better does harm.
+forecast, and replicas serve nothing while they start, so a change to a plan that is hardly better does harm. A plan
+that is nearly as good and starts fewer replicas is then preferred.
 
 E3 drops inputs that it cannot serve in time (section 3.1), and it trusts its plan. Here, dropped inputs and late
 answers count against the plan that caused them. If it keeps less of its promise than the plan before, the controller
@@ -11,7 +12,8 @@ rolls back and avoids the plan for a while.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -31,6 +33,33 @@ GAIN_PHRASES: dict[type[Objective], tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartCost:
+    """The cost of the replicas that a change starts: they serve nothing for `start_s` of the next `period_s`."""
+
+    running: Mapping[str, int]
+    """Replicas that a plan can use at once, by accelerator type. It starts those that it needs beyond them."""
+    start_s: float
+    period_s: float
+
+    def num_started(self, stages: Sequence[Stage]) -> int:
+        """Returns the number of replicas that a change to a plan starts."""
+        needed = Counter[str]()
+        for stage in stages:
+            needed[stage.device] += stage.replicas
+        return (needed - Counter(self.running)).total()
+
+    def share(self, stages: Sequence[Stage]) -> float:
+        """Returns the cost of a change to a plan: the share of the plan's service in the period that is lost."""
+        replicas = sum(stage.replicas for stage in stages)
+        return min(1.0, self.num_started(stages) / replicas * self.start_s / self.period_s)
+
+    def words(self, stages: Sequence[Stage]) -> str:
+        """Describes the cost of a change to a plan."""
+        replicas = sum(stage.replicas for stage in stages)
+        return f"starting {self.num_started(stages)} of {replicas} replicas costs {self.share(stages):.1%}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Whether to change the plan, and why."""
 
@@ -38,41 +67,64 @@ class Verdict:
     words: str
 
 
+def best_after_starts(
+    problem: PlanProblem, found: Planned, start_cost: StartCost, reach: Reach | None = None
+) -> tuple[tuple[Stage, ...], str]:
+    """Returns the plan with the best objective after the cost of its starts, and a text that compares another with it.
+
+    Candidates that start fewer replicas than the best plan are compared with it, if they keep all promises. Their gains
+    are relative to the best plan, and mostly losses. The text is empty if there is no such candidate.
+    """
+    best, most = found.stages, start_cost.num_started(found.stages)
+    fewer = [each for each in found.candidates if start_cost.num_started(each) < most]
+    possible = [each for each in fewer if not violations(problem, each, evaluate(problem, each, reach))]
+    if not possible:
+        return best, ""
+
+    def net_gain(stages: Sequence[Stage]) -> float:
+        return _compared(problem, best, stages, reach)[0] - start_cost.share(stages)
+
+    chosen, second, *_ = sorted([best, *possible], key=net_gain, reverse=True)
+    other = second if chosen == best else best
+    gain, objective, _ = _compared(problem, chosen, other, reach)
+    return chosen, (
+        f"; compared with the chosen plan, another one would {_gain_words(objective, gain)}, "
+        f"and {start_cost.words(other)}"
+    )
+
+
 def weigh(
     problem: PlanProblem,
     current: Sequence[Stage] | None,
-    new: Planned,
+    new: Sequence[Stage],
     *,
-    moved: int,
-    start_s: float,
-    period_s: float,
+    start_cost: StartCost,
     least_gain: float,
     reach: Reach | None = None,
 ) -> Verdict:
     """Decides for a change if the gain exceeds its cost plus `least_gain`, or if the current plan breaks a promise.
 
-    `current` is None if there is no plan. `problem` is the forecast for which the new plan was made. The change costs
-    the service of `moved` replicas, which move or start, for `start_s` of the `period_s` that the new plan is expected
-    to last. If the rate is maximized, the gain is in the plan's highest rate, even if demand is lower: the reserve
-    absorbs bursts.
+    `current` is None if there is no plan. `problem` is the forecast for which the new plan was made. If the rate is
+    maximized, the gain is in the plan's highest rate, even if demand is lower: the reserve absorbs bursts.
     """
     if current is None:
         return Verdict(change=True, words="takes the plan: there is none yet")
-    if tuple(current) == new.stages:
+    if tuple(current) == tuple(new):
         return Verdict(change=False, words="keeps the plan: it is still the best")
-    gain, objective, broken = _compared(problem, current, new.stages, reach)
+    gain, objective, broken = _compared(problem, current, new, reach)
     if broken:
         return Verdict(change=True, words=f"changes the plan: the current one breaks a promise: {'; '.join(broken)}")
-    replicas = sum(stage.replicas for stage in new.stages)
-    cost = min(1.0, moved / replicas * start_s / period_s)
-    change = gain > cost + least_gain
-    more, less = GAIN_PHRASES[objective]
+    change = gain > start_cost.share(new) + least_gain
     words = (
-        f"{'changes' if change else 'keeps'} the plan: the new one would "
-        f"{less.format(-gain) if gain < 0 else more.format(gain)}, moving {moved} of {replicas} replicas costs "
-        f"{cost:.1%}, and {least_gain:.1%} is the least gain"
+        f"{'changes' if change else 'keeps'} the plan: the new one would {_gain_words(objective, gain)}, "
+        f"{start_cost.words(new)}, and {least_gain:.1%} is the least gain"
     )
     return Verdict(change=change, words=words)
+
+
+def _gain_words(objective: type[Objective], gain: float) -> str:
+    more, less = GAIN_PHRASES[objective]
+    return less.format(-gain) if gain < 0 else more.format(gain)
 
 
 def _compared(

@@ -10,7 +10,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from offramp.commands.plan import answer, answer_document, best_answer, serving_plan
-from optimizer.live.plan_changes import weigh
+from optimizer.live.plan_changes import StartCost, weigh
 from optimizer.plans.plan import PolicySpec
 from optimizer.problems.problem import (
     LEAST_BLOCK_S,
@@ -332,10 +332,9 @@ def test_rates_and_slos_of_a_latency_problem_are_varied() -> None:
 
 def test_a_plan_that_answers_sooner_is_worth_its_change() -> None:
     problem = asked(rate_per_s=500).problem
-    new, old = planned(problem), planned(problem, "stock")
-    verdict = weigh(problem, old.stages, new, moved=0, start_s=1, period_s=120, least_gain=0.05)
+    new, old = planned(problem).stages, planned(problem, "stock").stages
+    free = StartCost(running={"V100": 4}, start_s=1, period_s=120)
+    verdict = weigh(problem, old, new, start_cost=free, least_gain=0.05)
     assert verdict.change
     assert "answer 25.0% sooner" in verdict.words
-    assert (
-        "answer 33.3% later" in weigh(problem, new.stages, old, moved=0, start_s=1, period_s=120, least_gain=0.05).words
-    )
+    assert "answer 33.3% later" in weigh(problem, new, old, start_cost=free, least_gain=0.05).words

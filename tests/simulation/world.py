@@ -655,10 +655,14 @@ class World(Fleet):
 
     async def follow(self, placed: PlacedPlan) -> None:
         self.watch.say(f"follow {placed.epoch}")
-        same = self.stages_of.setdefault(placed.epoch, placed.plan.stages) == placed.plan.stages
-        self.watch.expect(same, "an epoch is of one plan")
         read = parse_placed(placed_document(placed))  # in the form in which it is stored
-        await self._tell(lambda ingress: ingress.follow(read))
+
+        def follow(ingress: Ingress) -> None:  # without its disk, a controller cannot know plans that no ingress got
+            same = self.stages_of.setdefault(placed.epoch, placed.plan.stages) == placed.plan.stages
+            self.watch.expect(same, "an epoch is of one plan")
+            ingress.follow(read)
+
+        await self._tell(follow)
 
     async def suspend(self, reason: str) -> None:
         self.watch.say("suspend")

@@ -18,7 +18,7 @@ from deployments.controller.act import describe_plan
 from deployments.wire.messages import total
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.cost.evaluate import evaluate
-from optimizer.plans.plan import PlacedPlan, Plan
+from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from optimizer.plans.plan_file import plan_document
 from optimizer.problems.problem import MinimizeCost, PlanProblem
 from optimizer.search.decision import Decision
@@ -87,10 +87,29 @@ async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_pat
     scene = await begun(tmp_path, looks=1, best=halves(2, 2))  # 400/s as well
     assert scene.fleet.log == []
     assert scene.said("keep") == [
-        "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, moving 0 of 4 replicas costs 0.0%, "
+        "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, starting 0 of 4 replicas costs 0.0%, "
         "and 2.0% is the least gain"
     ]
     assert [(row["epoch"], row["outcome"]) for row in scene.history.plans(9)] == [(1, "proposed"), (0, "in force")]
+
+
+@pytest.mark.parametrize(
+    ("best", "taken", "words"),
+    [
+        (whole(6), halves(3, 1), "give 20.0% more, and starting 2 of 6 replicas costs 33.3%"),
+        (halves(4, 2), halves(4, 2), "give 37.5% less, and starting 0 of 4 replicas costs 0.0%"),
+    ],
+)
+async def test_replicas_start_for_a_plan_that_is_better_than_the_best_without_by_more_than_they_cost(
+    tmp_path: Path, best: tuple[Stage, ...], taken: tuple[Stage, ...], words: str
+) -> None:
+    def solve_as(asked: PlanProblem) -> Decision:
+        return planned(asked, best if asked.devices["cpu"].count == 6 else halves(3, 1))
+
+    wider: dict[str, Any] = {"count": 6, "problem": problem(count=6), "settings": {"start_s": 120.0}}
+    scene = await begun(tmp_path, looks=1, solve_as=solve_as, **wider)
+    assert scene.fleet.followed.plan.stages == taken
+    assert scene.history.plans(1)[0]["words"].endswith(f"; compared with the chosen plan, another one would {words}")
 
 
 async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp_path: Path) -> None:
@@ -184,7 +203,7 @@ async def test_a_straggler_rests_although_its_replacement_never_starts(tmp_path:
     one_is_slow(scene, 3)
     await scene.ticks(3, EASY)
     assert (scene.fleet.followed.plan.stages, scene.fleet.followed.avoided) == (whole(2), {"cpu#2": "cpu"})
-    assert len(scene.asked) == 4, "planning goes on"
+    assert len(scene.asked) == 6, "planning goes on, twice also for the replicas that run"
 
 
 async def test_batches_of_other_times_than_the_profiles_correct_the_rate_of_plans(tmp_path: Path) -> None:
@@ -451,7 +470,7 @@ async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(
     assert scene.fleet.log[-3:] == ["scale cpu to 4", "prepare 2", "follow 2"]
     assert (scene.fleet.followed.plan.stages, scene.loop.state.hold) == (whole(4), False)
     await scene.ticks(48, EASY)
-    assert len(scene.asked) == 2
+    assert [each.devices["cpu"].count for each in scene.asked] == [5, 4, 5, 4]
     assert scene.fleet.followed.epoch == 2
 
 

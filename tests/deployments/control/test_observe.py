@@ -29,9 +29,12 @@ from deployments.wire.messages import (
 from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Split
+from optimizer.cost.evaluate import evaluate
+from optimizer.live.plan_changes import StartCost, best_after_starts
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Reach
 from optimizer.search.decision import Decision, Planned, Strategy
+from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.stream import Observations, empty
 from tests.deployments.control.control_fakes import (
@@ -50,6 +53,7 @@ from tests.deployments.control.control_fakes import (
     replica,
     whole,
 )
+from tests.optimizer.brute_force import BruteForce
 
 
 def ran(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
@@ -344,31 +348,54 @@ class FakePlanner:
         return replace(planned(asked, self._best[0]), candidates=self._best[1:])
 
 
-async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[Stages] = ()) -> Stages | None:
-    _, found = await propose(questions or (problem(),), planner.solve, "best", blamed=blamed, reach=None)
-    return found.stages if isinstance(found, Planned) else None
+async def proposed(
+    planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[Stages] = (), reach: Reach | None = None
+) -> Planned:
+    asked, free = questions or (problem(),), StartCost(running={"cpu": 4}, start_s=0.0, period_s=1.0)
+    _, found = await propose(asked, planner.solve, "best", blamed=blamed, reach=reach, start_cost=free)
+    assert isinstance(found, Planned)
+    return found
 
 
 async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
     blamed = (whole(4),)
     planner = FakePlanner(whole(4), halves(4, 1), halves(2, 2))  # five accelerators, of four
-    assert await stages_of(planner, blamed=blamed) == halves(2, 2)
+    assert (await proposed(planner, blamed=blamed)).stages == halves(2, 2)
 
 
 async def test_records_may_prefer_another_plan() -> None:
     # All 1.0 at block 2: no input leaves at ramp 1, so that the second half needs as much as the first.
     planner = FakePlanner(halves(3, 1), halves(2, 2))
-    _, found = await propose((problem(),), planner.solve, "best", blamed=(), reach=lambda active: (1.0, 1.0, 1.0, 1.0))
-    assert isinstance(found, Planned)
+    found = await proposed(planner, reach=lambda active: (1.0, 1.0, 1.0, 1.0))
     assert found.stages == halves(2, 2)
     assert found.figures.rate_per_s == 400.0
+
+
+@pytest.mark.parametrize(("start_s", "started"), [(10.0, 1), (60.0, 1), (150.0, 0), (600.0, 0)])
+async def test_of_all_plans_the_best_after_the_cost_of_its_starts_is_chosen(start_s: float, started: int) -> None:
+    async def solve_exactly(asked: PlanProblem, strategy: Strategy) -> Decision:
+        return solve(asked, strategy)
+
+    asked, cost = problem(count=5), StartCost(running={"cpu": 4}, start_s=start_s, period_s=120.0)
+    _, found = await propose((asked,), solve_exactly, "best", blamed=(), reach=None, start_cost=cost)
+    assert isinstance(found, Planned)
+    chosen, _ = best_after_starts(asked, found, cost)
+    most, without = (BruteForce(each).best("best") for each in (asked, problem(count=4)))  # with 5 and with 4
+    assert most is not None
+    assert without is not None
+    worth = [
+        evaluate(asked, each).rate_per_s - cost.share(each) * most.figures.rate_per_s
+        for each in (chosen, most.stages, without.stages)
+    ]
+    assert worth[0] == pytest.approx(max(worth))
+    assert cost.num_started(chosen) == started
 
 
 async def test_questions_are_asked_until_one_has_an_answer() -> None:
     dear, cheap = (replace(problem(), objective=MinimizeCost(rate_per_s=rate)) for rate in (900.0, 300.0))
     planner = FakePlanner(whole(4))
     planner.too_fast_per_s = 400.0
-    assert await stages_of(planner, dear, cheap, problem()) == whole(4)
+    assert (await proposed(planner, dear, cheap, problem())).stages == whole(4)
     assert planner.asked == [(900.0, "best"), (300.0, "best")]
 
 
@@ -376,9 +403,9 @@ async def test_the_next_question_is_asked_if_a_plan_was_neither_found_nor_ruled_
     dear, cheap = (replace(problem(), objective=MinimizeCost(rate_per_s=rate)) for rate in (900.0, 300.0))
     planner = FakePlanner(whole(4))
     planner.unknown_per_s = 400.0
-    assert await stages_of(planner, dear, cheap) == whole(4)
+    assert (await proposed(planner, dear, cheap)).stages == whole(4)
     with pytest.raises(PlanError, match="there may be one"):
-        await stages_of(planner, dear, dear)
+        await proposed(planner, dear, dear)
 
 
 ALL, WITHOUT_STAGE = {"cpu": 4}, {"cpu": 1}

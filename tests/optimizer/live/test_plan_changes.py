@@ -12,7 +12,7 @@ import pytest
 from deployments.wire.messages import Interval
 from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate
-from optimizer.live.plan_changes import Trial, Verdict, judge, kept_share, weigh
+from optimizer.live.plan_changes import StartCost, Trial, Verdict, judge, kept_share, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
@@ -41,43 +41,42 @@ def weighed(
     current: Sequence[Stage] | None,
     new: tuple[Stage, ...],
     *,
-    moved: int,
+    started: int,
     problem: PlanProblem = PROBLEM,
     least_gain: float = 0.02,
 ) -> Verdict:
-    return weigh(
-        problem, current, planned(new, problem), moved=moved, start_s=12.0, period_s=120.0, least_gain=least_gain
-    )
+    start_cost = StartCost(running={"T4": new[0].replicas - started}, start_s=12.0, period_s=120.0)
+    return weigh(problem, current, new, start_cost=start_cost, least_gain=least_gain)
 
 
 def test_the_plan_changes_only_for_a_gain_above_its_cost_and_the_least_gain() -> None:
-    verdict = weighed(stages(10), stages(12), moved=2)
+    verdict = weighed(stages(10), stages(12), started=2)
     assert verdict.change
     # 240/s instead of 200/s; 2 of 12 replicas miss a tenth of the period.
     assert verdict.words == (
-        "changes the plan: the new one would give 20.0% more, moving 2 of 12 replicas costs 1.7%, "
+        "changes the plan: the new one would give 20.0% more, starting 2 of 12 replicas costs 1.7%, "
         "and 2.0% is the least gain"
     )
-    verdict = weighed(stages(10), stages(11), moved=9)
+    verdict = weighed(stages(10), stages(11), started=9)
     assert not verdict.change
-    assert "give 10.0% more, moving 9 of 11 replicas costs 8.2%" in verdict.words
-    assert weighed(stages(10), stages(11), moved=8).change
-    assert weighed(stages(10), stages(11), moved=9, least_gain=0.01).change
+    assert "give 10.0% more, starting 9 of 11 replicas costs 8.2%" in verdict.words
+    assert weighed(stages(10), stages(11), started=8).change
+    assert weighed(stages(10), stages(11), started=9, least_gain=0.01).change
 
 
 def test_the_plan_changes_if_only_the_current_one_breaks_a_promise() -> None:
-    verdict = weighed(None, stages(1), moved=1)
+    verdict = weighed(None, stages(1), started=1)
     assert verdict.change
     assert verdict.words == "takes the plan: there is none yet"
-    verdict = weighed(stages(3), stages(3), moved=0)
+    verdict = weighed(stages(3), stages(3), started=0)
     assert not verdict.change
     assert verdict.words == "keeps the plan: it is still the best"
     fewer = replace(PROBLEM, devices={"T4": Supply(count=9, usd_per_hour=0.5)})
-    verdict = weighed(stages(10), stages(9), moved=9, problem=fewer)
+    verdict = weighed(stages(10), stages(9), started=9, problem=fewer)
     assert verdict.change
     assert verdict.words == "changes the plan: the current one breaks a promise: it needs 10 T4, and 9 are available"
     tight = replace(PROBLEM, slo=Slo(latency_s=0.1))
-    verdict = weighed(stages(10), stages(9), moved=0, problem=tight)
+    verdict = weighed(stages(10), stages(9), started=0, problem=tight)
     assert not verdict.change
     assert "give 10.0% less" in verdict.words, "both break the promise"
 
@@ -85,7 +84,7 @@ def test_the_plan_changes_if_only_the_current_one_breaks_a_promise() -> None:
 @pytest.mark.parametrize(("slo_s", "change"), [(0.25, False), (0.21, True)])
 def test_the_current_plan_may_use_the_slack(slo_s: float, change: bool) -> None:
     tight = replace(PROBLEM, slo=Slo(latency_s=slo_s, slack=0.2))  # a new plan must keep 0.2 s, this one takes 0.22
-    assert weighed(stages(10), stages(10, batch=1), moved=0, problem=tight).change is change
+    assert weighed(stages(10), stages(10, batch=1), started=0, problem=tight).change is change
 
 
 @pytest.mark.parametrize(
@@ -94,16 +93,16 @@ def test_the_current_plan_may_use_the_slack(slo_s: float, change: bool) -> None:
 )
 def test_the_gain_of_a_cheaper_plan_is_the_saved_share(old: int, new: int, gain: str, change: bool) -> None:
     cheap = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50.0))
-    verdict = weighed(stages(old), stages(new, batch=1 if new == old else 4), moved=0, problem=cheap)
+    verdict = weighed(stages(old), stages(new, batch=1 if new == old else 4), started=0, problem=cheap)
     assert verdict.change is change
     assert gain in verdict.words
 
 
 def test_a_plan_that_is_too_slow_is_changed_for_a_faster_one_though_neither_keeps_all_promises() -> None:
     late = replace(PROBLEM, objective=MinimizeCost(rate_per_s=300.0), slo=Slo(latency_s=0.1))
-    assert "give 87.5% more" in weighed(stages(8), stages(15), moved=7, problem=late).words  # 300/s instead of 160/s
-    assert weighed(stages(8), stages(20), moved=7, problem=late).change
-    assert "save 6.2%" in weighed(stages(16), stages(15), moved=0, problem=late).words
+    assert "give 87.5% more" in weighed(stages(8), stages(15), started=7, problem=late).words  # 300/s instead of 160/s
+    assert weighed(stages(8), stages(20), started=7, problem=late).change
+    assert "save 6.2%" in weighed(stages(16), stages(15), started=0, problem=late).words
 
 
 def test_both_plans_are_evaluated_with_the_given_reach() -> None:
@@ -113,7 +112,8 @@ def test_both_plans_are_evaluated_with_the_given_reach() -> None:
     halves = (Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4))
     cut = (Stage(device="T4", replicas=1, splits=halves),)
     # 0.4 s per batch; cut, 0.2 s and as much for the share that goes on.
-    judged = partial(weigh, two_blocks, current, planned(cut, two_blocks), moved=0, start_s=0, period_s=1, least_gain=0)
+    start_cost = StartCost(running={"T4": 1}, start_s=0, period_s=1)
+    judged = partial(weigh, two_blocks, current, cut, start_cost=start_cost, least_gain=0)
     assert "give 33.3% more" in judged().words
     assert "give 0.0% more" in judged(reach=lambda active: (1.0, 1.0)).words
 
