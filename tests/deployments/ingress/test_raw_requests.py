@@ -6,20 +6,15 @@ import asyncio
 import gzip
 import json
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from deployments.api.exchange import RequestBodies
-from deployments.api.http import build_api
-from deployments.api.server import HttpServer, Limits, below_prefix
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
-from tests.deployments.ingress.server.places import Caller, post, running
+from tests.deployments.ingress.server.places import post, serving_api
 
-LIMITS = Limits(head_bytes=2000)
 BODY = b'{"inputs": "pay"}'
 CHUNKS = b"5\r\n" + BODY[:5] + b"\r\n%x\r\n" % (len(BODY) - 5) + BODY[5:] + b"\r\n0\r\n"
 HEAD = b"POST /predict HTTP/1.1\r\nHost: here\r\n"
@@ -167,33 +162,12 @@ CASES = {
 }
 
 
-@asynccontextmanager
-async def serving(
-    *, fast: bool = True, keys: bool = False, backend: FakeBackend | None = None, standalone: bool = True
-) -> AsyncIterator[Callable[[bytes], Awaitable[Caller]]]:
-    """Runs a server with a fake backend; yields a function that opens a connection and sends bytes."""
-    api = build_api(backend or FakeBackend(), gate=gate() if keys else None)
-    api.frequent = api.frequent if fast else {}
-    site = below_prefix(api, "/", "offramp")
-    callers: list[Caller] = []
-    async with running(HttpServer(site, serve_app=None if standalone else site, limits=LIMITS)) as (port, _):
-
-        async def call(data: bytes) -> Caller:
-            callers.append(Caller(*await asyncio.open_connection("127.0.0.1", port)))
-            callers[-1].send(data)
-            return callers[-1]
-
-        yield call
-        for caller in callers:
-            caller.writer.close()
-
-
 @pytest.mark.parametrize("fast", [False, True], ids=["router", "fast"])
 @pytest.mark.parametrize("name", CASES)
 async def test_a_request_gets_its_answers(name: str, fast: bool) -> None:
     case = CASES[name]
-    async with serving(fast=fast, keys=case.keys) as call:
-        caller = await call(case.sent)
+    async with serving_api(FakeBackend(), gate() if case.keys else None, fast=fast) as door:
+        caller = await door.call(case.sent)
         if case.half:
             caller.writer.write_eof()
         for status, part in case.answers:
@@ -222,16 +196,16 @@ async def test_bodies_beyond_the_memory_limit_are_refused_until_others_are_answe
         assert backend.bodies.held_bytes == num_bytes
 
     stalled = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES + b" " * (MAX_BODY_BYTES - 1)
-    async with serving(backend=backend) as call:
-        callers = [await call(stalled) for _ in range(2)]
+    async with serving_api(backend) as door:
+        callers = [await door.call(stalled) for _ in range(2)]
         await holding(2 * MAX_BODY_BYTES - 2)
-        caller = await call(post(BODY, path="/predict"))
+        caller = await door.call(post(BODY, path="/predict"))
         found, headers, body = await caller.answer()
         assert (found, headers["retry-after"], b'"kind":"overloaded"' in body) == (503, "1", True)
-        assert await (await call(GET)).status() == 200
+        assert await (await door.call(GET)).status() == 200
         callers[0].send(b" ")
         assert (await callers[0].answer())[0] == 400
-        assert await (await call(GOOD)).status() == 200
+        assert await (await door.call(GOOD)).status() == 200
         callers[1].reset()
         await holding(0)
 
@@ -239,8 +213,8 @@ async def test_bodies_beyond_the_memory_limit_are_refused_until_others_are_answe
 @pytest.mark.parametrize("standalone", [False, True], ids=["in Serve", "standalone"])
 async def test_a_caller_that_disconnects_while_sending_is_counted(standalone: bool) -> None:
     backend = FakeBackend()
-    async with serving(backend=backend, standalone=standalone) as call:
-        caller = await call(GOOD[:-3])
+    async with serving_api(backend, standalone=standalone) as door:
+        caller = await door.call(GOOD[:-3])
         await asyncio.sleep(0.05)
         caller.reset()
         async with asyncio.timeout(10):

@@ -10,8 +10,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from deployments.api.server import HttpServer, Limits
+from deployments.api.access import Gate
+from deployments.api.http import build_api
+from deployments.api.server import HttpServer, Limits, below_prefix, with_access_log
+from tests.deployments.ingress.api.faces import FakeBackend
 
+ORIGIN = "https://page.example"
 GET = b"GET /echo HTTP/1.1\r\nHost: here\r\n\r\n"
 LIMITS = Limits(head_bytes=2000, progress_bytes=100, connections=8)
 
@@ -117,14 +121,11 @@ class Caller:
                 return True
 
 
-class Place:
-    """A server with its application."""
+class Door:
+    """The port of a server, and the callers of a test."""
 
-    def __init__(self, app: App, server: HttpServer, port: int, task: asyncio.Task[None]) -> None:
-        self.app = app
-        self.server = server
+    def __init__(self, port: int) -> None:
         self.port = port
-        self.task = task
         self._callers: list[Caller] = []
 
     async def call(self, data: bytes = b"") -> Caller:
@@ -136,6 +137,16 @@ class Place:
     def close(self) -> None:
         for caller in self._callers:
             caller.writer.close()
+
+
+class Place(Door):
+    """A server with its application."""
+
+    def __init__(self, app: App, server: HttpServer, port: int, task: asyncio.Task[None]) -> None:
+        super().__init__(port)
+        self.app = app
+        self.server = server
+        self.task = task
 
 
 @asynccontextmanager
@@ -160,3 +171,26 @@ async def serving(limits: Limits = LIMITS, *, fast: bool = False, standalone: bo
             yield place
         finally:
             place.close()
+
+
+@asynccontextmanager
+async def serving_api(
+    backend: FakeBackend,
+    guard: Gate | None = None,
+    *,
+    fast: bool = True,
+    standalone: bool = True,
+    prefix: str = "/",
+    access_log: bool = False,
+) -> AsyncIterator[Door]:
+    """Serves the whole API of a backend, on fast paths or by the router alone."""
+    api = build_api(backend, gate=guard, cors_origins=(ORIGIN,), prefix=prefix)
+    api.frequent = api.frequent if fast else {}
+    site = below_prefix(api, prefix, "offramp")
+    site = with_access_log(site) if access_log else site
+    server = HttpServer(site, serve_app=None if standalone else site, limits=Limits(head_bytes=2000))
+    async with running(server) as (port, _):
+        door = Door(port)
+        yield door
+        door.close()
+        await asyncio.wait_for(server.close(), 5)

@@ -8,17 +8,16 @@ import logging
 import socket
 import warnings
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from deployments.api.access import Gate
 from deployments.api.http import build_api
-from deployments.api.server import Connection, HttpServer, Limits, below_prefix, start_in_serve, with_access_log
+from deployments.api.server import Connection, Limits, start_in_serve
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
-from tests.deployments.ingress.server.places import GET, Caller, Place, post, running, serving
+from tests.deployments.ingress.server.places import GET, ORIGIN, Door, Place, post, serving, serving_api
+from tests.free_port import free_port
 
 
 @pytest.fixture(params=[False, True], ids=["app", "fast"])
@@ -190,7 +189,6 @@ async def test_close_waits_for_answers_and_accepts_no_new_client(place: Place) -
     assert place.server.should_exit
 
 
-ORIGIN = "https://page.example"
 V2 = json.dumps(V2_BODY).encode()
 CASES: dict[str, tuple[str, bytes, Sequence[str]]] = {
     "text": ("/predict", b'{"inputs": "pay"}', ()),
@@ -211,25 +209,8 @@ CASES: dict[str, tuple[str, bytes, Sequence[str]]] = {
 }
 
 
-@asynccontextmanager
-async def serving_app(
-    backend: FakeBackend, guard: Gate | None = None, *, fast: bool = True, prefix: str = "/", access_log: bool = False
-) -> AsyncIterator[tuple[HttpServer, int]]:
-    origins = (ORIGIN,)
-    api = build_api(backend, gate=guard, cors_origins=origins, prefix=prefix)
-    api.frequent = api.frequent if fast else {}
-    site = below_prefix(api, prefix, "offramp")
-    server = HttpServer(with_access_log(site) if access_log else site)
-    async with running(server) as (port, _):
-        yield server, port
-        await asyncio.wait_for(server.close(), 5)
-
-
-async def asked(port: int, data: bytes) -> tuple[int, dict[str, str], bytes]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(data)
-    status, headers, body = await Caller(reader, writer).answer()
-    writer.close()
+async def asked(door: Door, data: bytes) -> tuple[int, dict[str, str], bytes]:
+    status, headers, body = await (await door.call(data)).answer()
     headers.pop("date")
     return status, headers, body
 
@@ -241,11 +222,11 @@ async def test_fast_paths_answer_like_the_router(case: str, keys: bool) -> None:
     found: list[Any] = []
     for fast in (False, True):
         backend = FakeBackend()
-        async with serving_app(backend, gate() if keys else None, fast=fast) as (_, port):
+        async with serving_api(backend, gate() if keys else None, fast=fast) as door:
             told = [*lines, "X-Request-ID: r-1"]
             if keys and not any(line.startswith("Authorization") for line in lines):
                 told.append(f"Authorization: Bearer {KEY}")
-            found.append((await asked(port, post(body, *told, path=path)), backend.counted))
+            found.append((await asked(door, post(body, *told, path=path)), backend.counted))
     assert found[0] == found[1]
     assert found[1][0][1]["x-request-id"] == "r-1"
 
@@ -254,13 +235,13 @@ async def test_fast_paths_report_errors_like_the_router() -> None:
     for failure in (OverloadedError("full", retry_after_s=3.0), ValueError("words")):
         found = []
         for fast in (False, True):
-            async with serving_app(FakeBackend(failure=failure), fast=fast) as (_, port):
-                found.append(await asked(port, post(b'{"inputs": "pay"}', "X-Request-ID: r", path="/predict")))
+            async with serving_api(FakeBackend(failure=failure), fast=fast) as door:
+                found.append(await asked(door, post(b'{"inputs": "pay"}', "X-Request-ID: r", path="/predict")))
         assert found[0] == found[1]
 
 
 async def test_other_paths_are_routed_below_the_prefix_and_serves_paths_exist() -> None:
-    async with serving_app(FakeBackend(), prefix="/intents") as (_, port):
+    async with serving_api(FakeBackend(), prefix="/intents") as door:
         for path, status, words in (
             ("/intents/v2/health/live", 200, b"live"),
             ("/intents/predict", 405, b"only POST"),
@@ -271,17 +252,17 @@ async def test_other_paths_are_routed_below_the_prefix_and_serves_paths_exist() 
             ("/-/routes", 200, b'{"/intents": "offramp"}'),
             ("http://here/intents/v2", 200, b"extensions"),
         ):
-            found, _, body = await asked(port, f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+            found, _, body = await asked(door, f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
             assert (found, words in body) == (status, True), path
-        status, _, body = await asked(port, post(b'{"inputs": "pay"}', path="/intents/predict"))
+        status, _, body = await asked(door, post(b'{"inputs": "pay"}', path="/intents/predict"))
         assert (status, json.loads(body)["label"]) == (200, "card")
 
 
 async def test_the_access_log_has_a_line_per_request_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="ray.serve")
-    async with serving_app(FakeBackend(), access_log=True) as (_, port):
-        await asked(port, post(b'{"inputs": "pay"}', "X-Request-ID: r-7", path="/predict"))
-        await asked(port, b"GET /no%0Awhere HTTP/1.1\r\nHost: here\r\n\r\n")
+    async with serving_api(FakeBackend(), access_log=True) as door:
+        await asked(door, post(b'{"inputs": "pay"}', "X-Request-ID: r-7", path="/predict"))
+        await asked(door, b"GET /no%0Awhere HTTP/1.1\r\nHost: here\r\n\r\n")
     lines = [record for record in caplog.records if getattr(record, "serve_access_log", False)]
     assert [record.getMessage().rsplit(" ", 1)[0] for record in lines] == ["POST /predict 200", "GET /no%0Awhere 404"]
     assert getattr(lines[0], "request_id", "") == "r-7"
@@ -291,21 +272,19 @@ async def test_serve_starts_and_stops_our_server_like_its_own() -> None:
     with warnings.catch_warnings():  # Serve's own, of pydantic
         warnings.simplefilter("ignore")
         from ray.serve.config import HTTPOptions
-    backend = FakeBackend()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = HTTPOptions(host="127.0.0.1", port=port)
-    api, loop = build_api(backend), asyncio.get_running_loop()
+    door = Door(free_port())
+    options = HTTPOptions(host="127.0.0.1", port=door.port)
+    api, loop = build_api(FakeBackend()), asyncio.get_running_loop()
     task, server = await start_in_serve(api, None, api, options, event_loop=loop)
     for path in ("/predict", V2_INFER):
         body = b'{"inputs": "pay"}' if path == "/predict" else V2
-        status, headers, _ = await asked(port, post(body, "X-Request-ID: r-1", path=path))
+        status, headers, _ = await asked(door, post(body, "X-Request-ID: r-1", path=path))
         assert (status, headers["x-request-id"]) == (200, "r-1")
-    status, headers, _ = await asked(port, b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n")
+    status, headers, _ = await asked(door, b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n")
     assert (status, len(headers["x-request-id"])) == (200, 36)
     with pytest.raises(RuntimeError, match="bind") as raised:
         await start_in_serve(api, None, api, options, event_loop=loop)
     assert isinstance(raised.value.__cause__, OSError)
+    door.close()
     server.should_exit = True
     await asyncio.wait_for(task, 5)
