@@ -102,17 +102,18 @@ def test_every_cluster_among_the_examples_costs_what_e3s_did(path: Path) -> None
     assert usd_per_hour / 3600 == pytest.approx(0.013, abs=0.0005)
 
 
-NETWORK = EXAMPLES / "own_network"
+NETWORK, MODALITY = EXAMPLES / "own_network", EXAMPLES / "own_modality"
 
 
 @pytest.fixture
-def network_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets PYTHONPATH as the example does."""
-    monkeypatch.syspath_prepend(str(NETWORK))
+def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets PYTHONPATH as the examples do."""
+    for folder in (NETWORK, MODALITY):
+        monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.fixture
-def folder(checkpoint: Path, tmp_path: Path, network_path: None) -> Path:
+def folder(checkpoint: Path, tmp_path: Path, on_path: None) -> Path:
     """The network, trained for one epoch, with a share of the rows held out."""
     (tmp_path / "data.csv").write_text(rows(20), encoding="utf-8")
     out = tmp_path / "words"
@@ -143,7 +144,7 @@ def test_the_network_is_loaded_by_name_and_its_own_policy_decides_exits(folder: 
     assert answers == 1
 
 
-def test_rules_look_at_margins_and_at_two_ramps_and_texts_need_a_tokenizer(network_path: None, tmp_path: Path) -> None:
+def test_rules_look_at_margins_and_at_two_ramps_and_texts_need_a_tokenizer(on_path: None, tmp_path: Path) -> None:
     from word_exits import margin, twice_sure  # type: ignore[import-not-found] # of a folder that is on no path
 
     sure, unsure = [9.0, 0.0, 0.0], [1.0, 0.5, 0.0]
@@ -177,14 +178,7 @@ def test_the_documents_service_file_and_ones_own_accelerator_are_accepted(exampl
     assert read_service(examples.parent / "mine.yaml", quickly).inventory.counts == {"cpu": 2}
 
 
-MODALITY = Path(__file__).parents[2] / "examples" / "own_modality"
 GRADES = ("1 unripe", "2 early", "3 ripe", "4 late", "5 spoiled")
-
-
-@pytest.fixture
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets PYTHONPATH as the example does."""
-    monkeypatch.syspath_prepend(str(MODALITY))
 
 
 @pytest.fixture(scope="module")

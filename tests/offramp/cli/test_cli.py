@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,15 +25,14 @@ from offramp.commands.options import StrategyName
 from offramp.commands.predict import _summary_line
 from optimizer.plans.plan import stock_plan
 from optimizer.search.decision import Strategy
+from tests.free_port import free_port
 from tests.model_cards import change_card
 from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of, written
 
 
 @pytest.fixture
 def dead_url() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 METADATA = {

@@ -181,13 +181,10 @@ async def test_a_web_socket_is_refused(backend: FakeBackend, behind: bool) -> No
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
-ALICE, BOB = "alice-0123456789", "bob-012345678901"
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    put(path, f"alice:{ALICE}\n")
+    put(path, f"alice:{KEY}\n")
     return path
 
 
@@ -208,12 +205,12 @@ def test_only_a_changed_key_file_is_reloaded(path: Path) -> None:
     before = ring.keys
     ring.reload()
     assert ring.keys is before
-    put(path, f"bob:{BOB}\n")
+    put(path, f"bob:{OTHER_KEY}\n")
     ring.reload()
-    assert (owner(ring, ALICE), owner(ring, BOB)) == (None, "bob")
+    assert (owner(ring, KEY), owner(ring, OTHER_KEY)) == (None, "bob")
 
 
-@pytest.mark.parametrize("text", [f"bob:{BOB[:5]}\n", "", None], ids=["short", "empty", "gone"])
+@pytest.mark.parametrize("text", [f"bob:{OTHER_KEY[:5]}\n", "", None], ids=["short", "empty", "gone"])
 def test_an_invalid_key_file_changes_nothing_and_is_logged_once_without_its_text(
     path: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,14 +224,14 @@ def test_an_invalid_key_file_changes_nothing_and_is_logged_once_without_its_text
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith("the API keys were not reloaded: ")
-    assert BOB[:5] not in record.getMessage()
-    assert owner(ring, ALICE) == "alice"
+    assert OTHER_KEY[:5] not in record.getMessage()
+    assert owner(ring, KEY) == "alice"
 
 
 async def test_a_variable_is_read_once() -> None:
-    ring = Gate(AccessSettings(keys_env="KEYS"), ManualClock(), environment={"KEYS": ALICE})
+    ring = Gate(AccessSettings(keys_env="KEYS"), ManualClock(), environment={"KEYS": KEY})
     await ring.watch()
-    assert owner(ring, ALICE) is not None
+    assert owner(ring, KEY) is not None
 
 
 # A rate of 2 requests per second and a burst of 3. Each row: the second of each request, and the waiting times.
