@@ -12,7 +12,6 @@ from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import load_model, read_card
 from earlyexit.tasks.pose import PoseTask
-from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation, Moves
 from offramp.commands.jobs import TrainJob
 from offramp.commands.train import describe_head, task_for, train
@@ -186,17 +185,10 @@ def test_joints_without_sides_are_not_mirrored() -> None:
     assert pairs_of("nose", augmentation=Augmentation()) == (), "it is where it is"
 
 
-def test_mirroring_swaps_left_and_right_joints_and_fills_maps_with_ignored_classes() -> None:
+def test_mirroring_swaps_left_and_right_joints() -> None:
     task = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3, mirror_pairs=[JOINTS[:2]])
     places = torch.tensor([[[1.0, 5], [20, 6], [torch.nan, torch.nan]]] * 2)
     moved = task.moved(places, MIRRORED)
     assert moved[0, :2].tolist() == [[11, 6], [30, 5]]
     assert moved[1, :2].tolist() == places[1, :2].tolist()
     assert moved[:, 2].isnan().all()
-    maps = SegmentationTask(CLASSES, height=1, width=3, ignored=["Unlabelled"], stride=1)
-    moves = Moves(
-        mirrored_B=MIRRORED.mirrored_B, shift_B2=torch.ones(2, 2) * torch.tensor([1.0, 0]), turn_B=MIRRORED.turn_B,
-        zoom_B=MIRRORED.zoom_B,
-    )  # fmt: skip
-    moved = maps.moved(torch.from_numpy(np.array([[[0, 0, 1]]] * 2, dtype=np.uint8)), moves)
-    assert moved.tolist() == [[[2, 1, 0]], [[2, 0, 0]]]
