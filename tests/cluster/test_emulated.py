@@ -80,9 +80,9 @@ def test_probes_run_every_ramp_and_are_answered_early_without_leaving() -> None:
     assert steps[1].answers == (answer("b", 11, 1),)
     assert steps[3].answers == (answer("b", 101, 3), answer("d", 103, 3))
     assert [step.seen for step in steps[:3]] == [
-        (seen("b", 0, 0.0, 1), seen("d", 0, 0.0, 3)),
-        (seen("b", 1, 1.0, 11), seen("d", 1, 0.0, 13)),
-        (seen("b", 2, 1.0, 21), seen("d", 2, 0.0, 23)),
+        (answer("b", 1, 0, 0.0), answer("d", 3, 0, 0.0)),
+        (answer("b", 11, 1, 1.0), answer("d", 13, 1, 0.0)),
+        (answer("b", 21, 2, 1.0), answer("d", 23, 2, 0.0)),
     ]
     assert [(seen.sample_id, seen.exit, seen.value) for seen in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
     assert all(math.isnan(seen.score) for seen in steps[3].seen)
@@ -99,10 +99,6 @@ def test_inputs_that_stay_run_the_active_ramps_and_the_end_and_get_the_same_answ
     ]
     stopping = [each.answers for each in recorded(HALF).run(batch_of("bad", replace(split, after_answer="stop")))]
     assert [step.answers for step in steps[:2]] == stopping[:2]
-
-
-def seen(sample_id: str, block: int, score: float, label: int) -> Answer:
-    return Answer(sample_id=sample_id, exit=block, score=score, value=label)
 
 
 def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:
