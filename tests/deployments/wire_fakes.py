@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -52,6 +52,13 @@ ROUTE = StageRoute(index=0, first=0, assignment=ASSIGNMENT, budgets=(Budget(inpu
 async def soon(awaited: Awaitable[T]) -> T:
     """Waits for something that happens within seconds or never."""
     return await asyncio.wait_for(awaited, 10.0)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Waits until a condition holds that a server and its caller bring about on one loop, in turns."""
+    async with asyncio.timeout(10.0):
+        while not is_so():  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0)
 
 
 async def turns() -> None:

@@ -14,6 +14,7 @@ import pytest
 from deployments.api.exchange import RequestBodies
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
 from tests.deployments.ingress.server.places import post, serving_api
+from tests.deployments.wire_fakes import until
 
 BODY = b'{"inputs": "pay"}'
 CHUNKS = b"5\r\n" + BODY[:5] + b"\r\n%x\r\n" % (len(BODY) - 5) + BODY[5:] + b"\r\n0\r\n"
@@ -187,18 +188,10 @@ async def test_a_request_gets_its_answers(name: str, fast: bool) -> None:
 
 async def test_bodies_beyond_the_memory_limit_are_refused_until_others_are_answered() -> None:
     backend = FakeBackend(bodies=RequestBodies(MAX_BODY_BYTES, 2 * MAX_BODY_BYTES))
-
-    async def holding(num_bytes: int) -> None:
-        for _ in range(500):
-            if backend.bodies.held_bytes == num_bytes:
-                break
-            await asyncio.sleep(0.01)
-        assert backend.bodies.held_bytes == num_bytes
-
     stalled = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES + b" " * (MAX_BODY_BYTES - 1)
     async with serving_api(backend) as door:
         callers = [await door.call(stalled) for _ in range(2)]
-        await holding(2 * MAX_BODY_BYTES - 2)
+        await until(lambda: backend.bodies.held_bytes == 2 * MAX_BODY_BYTES - 2)
         caller = await door.call(post(BODY, path="/predict"))
         found, headers, body = await caller.answer()
         assert (found, headers["retry-after"], b'"kind":"overloaded"' in body) == (503, "1", True)
@@ -207,7 +200,7 @@ async def test_bodies_beyond_the_memory_limit_are_refused_until_others_are_answe
         assert (await callers[0].answer())[0] == 400
         assert await (await door.call(GOOD)).status() == 200
         callers[1].reset()
-        await holding(0)
+        await until(lambda: backend.bodies.held_bytes == 0)
 
 
 @pytest.mark.parametrize("standalone", [False, True], ids=["in Serve", "standalone"])
@@ -217,7 +210,5 @@ async def test_a_caller_that_disconnects_while_sending_is_counted(standalone: bo
         caller = await door.call(GOOD[:-3])
         await asyncio.sleep(0.05)
         caller.reset()
-        async with asyncio.timeout(10):
-            while not backend.counted:  # noqa: ASYNC110 - the server and its caller take turns on one loop
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(backend.counted))
     assert (backend.counted, backend.requests) == ([("/predict", 499)], [])

@@ -13,6 +13,7 @@ from earlyexit.errors import ExecutionError, InputError, OfframpError, UnknownMo
 from offramp.cli.app import main
 from offramp.client.client import AsyncClient, Client
 from tests.deployments.ingress.completions.generating import CUT_SHORT, Teller, listening
+from tests.deployments.wire_fakes import until
 from tests.earlyexit.codecs.prompts import prompt_codec
 
 MESSAGES = [{"role": "user", "content": "Tell"}]
@@ -116,9 +117,7 @@ async def test_closing_a_stream_ends_the_sequence(teller: Teller) -> None:
             pieces.result()
 
     await with_client(teller, ask)
-    async with asyncio.timeout(10):
-        while not teller.aborted:  # noqa: ASYNC110 - a server and its caller take turns on one loop
-            await asyncio.sleep(0)
+    await until(lambda: bool(teller.aborted))
     assert teller.aborted == ["r7"]
 
 

@@ -25,7 +25,7 @@ from earlyexit.network.boundary import Answer, Encoded, TensorSpec
 from optimizer.plans.plan import stock_plan
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching
 from tests.deployments.ingress.dispatch.dispatcher_scene import StageCallLog
-from tests.deployments.wire_fakes import turns
+from tests.deployments.wire_fakes import turns, until
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
 MAX_LENGTH = 5
@@ -219,8 +219,7 @@ async def test_inputs_that_wait_to_be_encoded_are_limited(scene: Scene) -> None:
     scene.stages[0].calls[0].answer("ab")
     assert len(await waiting) == 2
     again = asyncio.create_task(scene.service.infer(ask("pay", "my")))
-    while len(scene.stages[0].calls) < 2:  # noqa: ASYNC110 - it is encoded in a thread
-        await asyncio.sleep(0)
+    await until(lambda: len(scene.stages[0].calls) == 2)
     scene.stages[0].calls[1].answer("ab")
     assert len(await again) == 2, "what was encoded no longer counts"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from deployments.api.http import build_api
 from tests.deployments.ingress.completions.generating import CHAT, TEXT, Teller, events, listening, text_of
+from tests.deployments.wire_fakes import until
 from tests.earlyexit.codecs.prompts import prompt_codec
 
 WAY = pytest.mark.parametrize("fast", [True, False], ids=["fast", "asgi"])
@@ -27,12 +27,6 @@ def teller(tmp_path: Path) -> Teller:
 def permits(teller: Teller) -> asyncio.Semaphore:
     assert teller.may_say is not None
     return teller.may_say
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():  # noqa: ASYNC110 - a server and its caller take turns on one loop
-            await asyncio.sleep(0)
 
 
 class Reader:
