@@ -211,12 +211,6 @@ def test_every_folder_of_sources_is_a_package_that_is_installed() -> None:
     assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(packages)
 
 
-def test_the_example_image_copies_every_package() -> None:
-    packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
-    copied = set(re.findall(r"^COPY (\w+) \1$", read(ROOT / "examples" / "kuberay" / "Dockerfile"), flags=re.MULTILINE))
-    assert {package for package in packages if "." not in package} <= copied
-
-
 def test_every_module_that_a_document_runs_can_be_run() -> None:
     texts = [read(path) for path in (*DOCUMENTS, ROOT / "Makefile", *(ROOT / "examples").rglob("*.yaml"))]
     named = {name for text in texts for name in re.findall(r"-m (experiments(?:\.\w+)*\w)", text)}

@@ -22,6 +22,7 @@ from tests.offramp.cli.runs import PROBLEM, written
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = {package.partition(".")[0] for package in PROJECT["tool"]["setuptools"]["packages"]}
 PLANNING = ("plan problem.yaml --json", "simulate problem.yaml --arrivals uniform:100 --duration 2 --json")
 SERVING = ("serve model", "doctor", "predict 'a text'", "ramp model --data log.csv", "train --data log.csv --out model")
 ONE_LINE = r"offramp: \w+ is not installed; run in Offramp's clone: pip install '\.\[serve\]'"
@@ -47,8 +48,7 @@ for command in sys.argv[1:]:
 
 def built(folder: Path) -> Path:
     """The wheel, built from a copy because setuptools leaves a folder behind."""
-    packages = {package.partition(".")[0] for package in PROJECT["tool"]["setuptools"]["packages"]}
-    for name in packages:
+    for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, folder / name)
@@ -96,10 +96,11 @@ def test_the_wheel_holds_every_package_its_data_and_the_command(wheel: Path) -> 
     assert {line for line in tracked.stdout.splitlines() if not line.endswith(".md")} <= names
 
 
-def test_the_image_copies_what_there_is_and_installs_extras_that_exist() -> None:
+def test_the_image_copies_every_package_and_installs_extras_that_exist() -> None:
     text = (ROOT / "examples" / "kuberay" / "Dockerfile").read_text(encoding="utf-8")
     copied = [name for line in re.findall(r"^COPY (.*) \S+$", text, flags=re.MULTILINE) for name in line.split()]
     assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert set(re.findall(r"^COPY (\w+) \1$", text, flags=re.MULTILINE)) >= PACKAGES
     [extras] = re.findall(r"'\.\[([\w,]+)\]'", text)
     assert "serve" in extras.split(",")
     assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
