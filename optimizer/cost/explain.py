@@ -49,7 +49,7 @@ def bottlenecks(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluati
     """Yields the stages and hops that determine the rate or the cost, and the limits that are reached."""
     ingress = problem.ingress
     if ingress is not None and isinstance(problem.objective, MaximizeRate) and figures.rate_per_s == ingress.most_per_s:
-        yield Bottleneck(kind="ingress", text=f"{ingress.words}: more ingress.replicas would raise the rate")
+        yield Bottleneck(kind="ingress", text=f"{ingress.words}: a higher rate needs more ingress.replicas")
     yield from _slow_stages(problem, stages, figures)
     if not isinstance(problem.objective, MinimizeCost):
         yield from _budget_limit(problem, stages, figures)

@@ -86,11 +86,8 @@ def best_after_starts(
 
     chosen, second, *_ = sorted([best, *possible], key=net_gain, reverse=True)
     other = second if chosen == best else best
-    gain, objective, _ = _compared(problem, chosen, other, reach)
-    return chosen, (
-        f"; compared with the chosen plan, another one would {_gain_words(objective, gain)}, "
-        f"and {start_cost.words(other)}"
-    )
+    words = _compared(problem, chosen, other, reach)[1]
+    return chosen, f"; compared with the chosen plan, another one would {words}, and {start_cost.words(other)}"
 
 
 def weigh(
@@ -111,26 +108,21 @@ def weigh(
         return Verdict(change=True, words="takes the plan: there is none yet")
     if tuple(current) == tuple(new):
         return Verdict(change=False, words="keeps the plan: it is still the best")
-    gain, objective, broken = _compared(problem, current, new, reach)
+    gain, gain_words, broken = _compared(problem, current, new, reach)
     if broken:
         return Verdict(change=True, words=f"changes the plan: the current one breaks a promise: {'; '.join(broken)}")
     change = gain > start_cost.share(new) + least_gain
     words = (
-        f"{'changes' if change else 'keeps'} the plan: the new one would {_gain_words(objective, gain)}, "
+        f"{'changes' if change else 'keeps'} the plan: the new one would {gain_words}, "
         f"{start_cost.words(new)}, and {least_gain:.1%} is the least gain"
     )
     return Verdict(change=change, words=words)
 
 
-def _gain_words(objective: type[Objective], gain: float) -> str:
-    more, less = GAIN_PHRASES[objective]
-    return less.format(-gain) if gain < 0 else more.format(gain)
-
-
 def _compared(
     problem: PlanProblem, current: Sequence[Stage], new: Sequence[Stage], reach: Reach | None
-) -> tuple[float, type[Objective], tuple[str, ...]]:
-    """Returns the gain by the same forecast, its kind, and the current plan's broken promises if the new breaks none.
+) -> tuple[float, str, tuple[str, ...]]:
+    """Returns the gain by the same forecast, its text, and the current plan's broken promises if the new breaks none.
 
     The gain is relative to the current plan: a higher rate, a lower cost, or a shorter answer time. If the current plan
     is too slow and the new one breaks promises too, the gain is in the rate, of which the required one is enough.
@@ -139,7 +131,7 @@ def _compared(
     try:
         current_figures = evaluate(problem, current, reach)
     except PlanError as error:
-        return 0.0, type(problem.objective), (f"it does not fit the cluster: {error}",)
+        return 0.0, "", (f"it does not fit the cluster: {error}",)
     # The slack covers errors of the forecast: only a new plan must leave it unused (E3, section 3.1).
     broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, current_figures))
     is_new_feasible = not violations(problem, new, new_figures)
@@ -150,7 +142,8 @@ def _compared(
     gain = 1 - objective_value(problem, new_figures) / current_value if current_value else 0.0
     if kind is MaximizeRate or (current_per_s < new_per_s and not is_new_feasible):
         gain, kind = new_per_s / current_per_s - 1, MaximizeRate
-    return gain, kind, broken if is_new_feasible else ()
+    more, less = GAIN_PHRASES[kind]
+    return gain, less.format(-gain) if gain < 0 else more.format(gain), broken if is_new_feasible else ()
 
 
 class Delivered(Protocol):

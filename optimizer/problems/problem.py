@@ -81,7 +81,7 @@ class Ingresses(FromFile):
 
     def needed(self, rate_per_s: float) -> int:
         """Returns the number of ingresses that carry a rate."""
-        return math.ceil(rate_per_s / self.inputs_per_s)
+        return math.ceil(rate_per_s / self.inputs_per_s * (1 - 1e-12))  # 1.1 / 0.1 is above 11 by rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

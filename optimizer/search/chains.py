@@ -137,10 +137,8 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
     """Returns the best plan that was found, and a proven bound."""
     names = payable_names(problem)
     relaxation = solve_relaxation(problem, space, names) if names else None
-    if relaxation is None:
-        return Found(plans=(), bound=best_value(problem, []))
-    if space.is_over():
-        return Found(plans=(), bound=relaxation.bound.value)
+    if relaxation is None or space.is_over():
+        return Found(plans=(), bound=best_value(problem, [] if relaxation is None else [relaxation.bound.value]))
     problem = replace(problem, most_chains=min(problem.most_chains, space.most_chains))
     return ChainSearch(problem=problem, space=space, relaxation=relaxation).found()
 

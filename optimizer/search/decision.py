@@ -140,6 +140,7 @@ def why_infeasible(
     `highest_rate_per_s` is called if the problem requires a rate. The result is invalid if time `is_over` by then.
     """
     rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
+    no_plan = NoPlan(strategy=strategy, binding="devices", highest_rate_per_s=rate_per_s)
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
     patient = possible(easier)
     if patient is not None:
@@ -152,11 +153,11 @@ def why_infeasible(
                 below_s = middle_s
             else:
                 slo_s = found.figures.latency_s / (1 - slack)
-        return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
+        return replace(no_plan, binding="latency", nearest_slo_s=slo_s)
     for binding, relaxed in _without_budgets(easier):
         if possible(relaxed) is not None:
-            return NoPlan(strategy=strategy, binding=binding, highest_rate_per_s=rate_per_s)
-    return NoPlan(strategy=strategy, binding="devices", highest_rate_per_s=rate_per_s)
+            return replace(no_plan, binding=binding)
+    return no_plan
 
 
 def _without_budgets(problem: PlanProblem) -> Iterator[tuple[Binding, PlanProblem]]:

@@ -146,22 +146,22 @@ class ExactSearch:
     def _cheapest_with_rate_of(self, best: FeasiblePlan) -> FeasiblePlan:
         """Returns the cheapest plan with the rate of `best`, if one search finds it, then with a lower latency."""
         rate, usd = best.figures.rate_per_s, best.figures.usd_per_hour * (1 - RESOLUTION)
-        cheaper = self._with_rate(rate, usd) if usd and not self.space.is_over() else []
+        cheaper = self._with_rate(rate, usd) if usd else []
         return self._with_lower_latency(min([best, *cheaper], key=_cost_then_latency), rate)
 
     def _with_lower_latency(self, best: FeasiblePlan, rate_per_s: float) -> FeasiblePlan:
         """Halves the latency limit as long as a plan of the same rate and cost exists. Returns the last such plan."""
-        while not self.space.is_over():
+        while True:
             usd, latency_s = best.figures.usd_per_hour, best.figures.latency_s / 2
             quicker = min(self._with_rate(rate_per_s, usd, latency_s), key=_cost_then_latency, default=best)
             if quicker.figures.latency_s > latency_s * (1 + TOLERANCE):
-                break
+                return best
             best = quicker
-        return best
 
     def _with_rate(self, rate_per_s: float, usd: float, limit_s: float | None = None) -> list[FeasiblePlan]:
+        """Returns plans of a rate within a cost and a latency. If time is over, returns none."""
         required = rate_per_s * (1 - RESOLUTION)
-        chains = self._relaxed_chains(required, 1 - RESOLUTION, usd, limit_s)
+        chains = [] if self.space.is_over() else self._relaxed_chains(required, 1 - RESOLUTION, usd, limit_s)
         plans = self._feasible_plans(chains or [], required)
         return [plan for plan in plans if plan.figures.rate_per_s >= required]
 

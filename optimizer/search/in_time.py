@@ -40,8 +40,6 @@ def solve_in_time(problem: PlanProblem, space: Space, solve: Solve, bound: Bound
     if not isinstance(first, Planned) or not excess_s(problem, first):
         return first
     for each in space.contained():
-        if space.is_over():
-            break
         with suppress(PlanError):  # the search neither found a plan nor proved that none exists
             others += _plans(problem, each, solve, bound) if bound(problem, each) is not None else []
     plans = [_with_fitting_replicas(problem, each) for each in (first, *others) if isinstance(each, Planned)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import PlanError
-from optimizer.cost.evaluate import TOLERANCE, evaluate, worst_value
+from optimizer.cost.evaluate import TOLERANCE, evaluate, merit, worst_value
 from optimizer.generation.solve import solve_generation
 from optimizer.problems.problem import Ingresses, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.problems.tokens import in_tokens, with_budgets
@@ -24,6 +25,7 @@ from optimizer.search.decision import (
     Planned,
     Strategy,
     gap_between,
+    if_feasible,
     joined,
     why_infeasible,
 )
@@ -76,31 +78,40 @@ def _within_ingresses(problem: PlanProblem, ingress: Ingresses, space: Space, se
     """Solves a problem whose ingresses carry a limited rate.
 
     If the highest rate of the stages is above it, the result is the cheapest plan found for what the ingresses carry,
-    whose batches fill at that rate.
+    whose batches fill at that rate. If they fill too slowly in all plans found for it, a plan of a lower rate is
+    returned. Raises PlanError if none is known.
     """
     inner, required_per_s, most_per_s = replace(problem, ingress=None), problem.required_per_s, ingress.most_per_s
     if (required_per_s or 0.0) * (1 - TOLERANCE) > most_per_s:
         return NoPlan(strategy=space.strategy, binding="ingress")
-    found, bound, note = solve(inner, space, searches), most_per_s, ""
-    if required_per_s is None and isinstance(found, Planned):
-        bound, rate_per_s = min(found.bound, most_per_s), found.figures.rate_per_s
-        if rate_per_s > most_per_s:
-            note = f"with {ingress.needed(rate_per_s)} ingress replicas, a plan could serve {rate_per_s:.6g}/s"
-            found = solve(replace(inner, objective=MinimizeCost(rate_per_s=most_per_s)), space, searches)
+    found = solve(inner, space, searches)
     if isinstance(found, NoPlan):
         is_too_high = (found.highest_rate_per_s or 0.0) > most_per_s
         return replace(found, highest_rate_per_s=None) if is_too_high else found
-    found = replace(found, figures=evaluate(problem, found.stages, shares=found.figures.shares))
     if required_per_s is not None:
-        return found
-    return replace(found, bound=bound, gap=gap_between(found.figures.rate_per_s, bound), note=note or found.note)
+        return replace(found, figures=evaluate(problem, found.stages, shares=found.figures.shares))
+    stages, rate_per_s, note = [found.stages, *found.candidates], found.figures.rate_per_s, found.note
+    if rate_per_s > most_per_s * (1 + TOLERANCE):
+        note = f"with {ingress.needed(rate_per_s)} ingress replicas, a plan could serve {rate_per_s:.6g}/s"
+        with suppress(PlanError):  # if time is over, the plans of higher rates are known, and may serve this one
+            cheapest = solve(replace(inner, objective=MinimizeCost(rate_per_s=most_per_s)), space, searches)
+            stages += [cheapest.stages, *cheapest.candidates] if isinstance(cheapest, Planned) else []
+    plans = [plan for plan in (if_feasible(problem, each) for each in stages) if plan is not None]
+    if not plans:
+        most = f"{most_per_s:.6g}/s, which the ingresses carry"
+        raise PlanError(f"no plan was found{space.within} for at most {most}; there may be one with smaller batches")
+    plans.sort(key=lambda plan: merit(problem, plan.figures), reverse=True)
+    best = Found(plans=tuple(plans), bound=min(found.bound, most_per_s)).planned(problem, space.strategy)
+    return replace(best, note=note)
 
 
 def _space_of(
     problem: PlanProblem, space: Space | Strategy, time_limit_s: float | None, now_s: Callable[[], float]
 ) -> Space:
     """Returns the space to search, whose time limit begins now."""
-    space = _without_useless_ramps(problem, space if isinstance(space, Space) else SPACES[space])
+    space = space if isinstance(space, Space) else SPACES[space]
+    if "stop" not in space.after_answer and not isinstance(problem.objective, MinimizeLatency):
+        space = replace(space, ramps="none")  # if answered inputs stay, ramps improve neither rate nor cost
     if time_limit_s is None:
         return space
     return replace(space, limit=TimeLimit(seconds=time_limit_s, ends_s=now_s() + time_limit_s, now_s=now_s))
@@ -278,10 +289,3 @@ def _per_input(problem: PlanProblem, decision: Decision) -> Decision:
         bound=decision.bound / problem.lengths.mean if is_rate else decision.bound,
         candidates=tuple(with_budgets(problem, each) for each in decision.candidates),
     )
-
-
-def _without_useless_ramps(problem: PlanProblem, space: Space) -> Space:
-    """Returns the space without ramps if answered inputs must stay: ramps then improve neither rate nor cost."""
-    if isinstance(problem.objective, MinimizeLatency) or "stop" in space.after_answer:
-        return space
-    return replace(space, ramps="none")

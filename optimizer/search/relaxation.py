@@ -8,7 +8,6 @@ rates and costs, each step is halved towards the best prices so far; for times, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,9 +53,7 @@ def solve_relaxation(
 ) -> Relaxation | None:
     """Returns the bound on the rate or cost of plans of these accelerator types, or None if it excludes all plans."""
     walks = WalkRelaxation.of(tables_of(problem, space, names=names))
-    planes = CuttingPlanes(
-        problem=problem, names=names, oracle=walks.cheapest, iterations=iterations, is_over=space.is_over
-    )
+    planes = CuttingPlanes(problem=problem, space=space, names=names, oracle=walks.cheapest, iterations=iterations)
     if planes.is_too_slow():
         return None
     rate = problem.required_per_s
@@ -76,14 +73,14 @@ class CuttingPlanes:
     """The cutting-plane method for a problem, with the walks that it has found."""
 
     problem: PlanProblem
+    space: Space
+    """When its time is over, a bound within CLOSE_ENOUGH of the linear program's value suffices."""
     names: tuple[str, ...]
     oracle: Oracle
     goal: Prices | None = None
     """Prices of the mean answer time alone, or of the worst-case latency alone, if one of them is minimized."""
     iterations: int = ITERATIONS
     close: float = CLOSE
-    is_over: Callable[[], bool] = Space().is_over
-    """Whether a bound within CLOSE_ENOUGH of the linear program's value suffices."""
     walks: list[Walk] = field(default_factory=list)
 
     @property
@@ -137,7 +134,7 @@ class CuttingPlanes:
                 optimum, keeps_limits, dual = self._solve_program(fill_rate, rate_per_s)
             except TimeoutError:  # the best bound so far is valid even then
                 break
-            close = max(self.close, CLOSE_ENOUGH) if self.is_over() else self.close
+            close = max(self.close, CLOSE_ENOUGH) if self.space.is_over() else self.close
             is_close = optimum - best_value <= close * abs(optimum)
             if (is_close and (keeps_limits or self.goal is not None)) or (keeps_limits and optimum * enough <= 1):
                 break

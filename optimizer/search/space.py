@@ -68,9 +68,10 @@ class Space:
         return replace(self, limit=replace(self.limit, ends_s=now_s + share * (self.limit.ends_s - now_s)))
 
     def contained(self) -> Iterator[Space]:
-        """Yields spaces that the space of a strategy contains. Their plans have fewer splits."""
+        """Yields spaces that the space of a strategy contains, while time is left. Their plans have fewer splits."""
         for each in CONTAINED.get(self.strategy, ()):
-            yield replace(SPACES[each], limit=self.limit)
+            if not self.is_over():
+                yield replace(SPACES[each], limit=self.limit)
 
 
 SPACES: dict[Strategy, Space] = {

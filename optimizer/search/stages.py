@@ -33,7 +33,7 @@ def stage_planes(graph: Graph, space: Space, *, iterations: int = ITERATIONS) ->
         return float(least_PS[0, CLOSED]), _cheapest_walk(graph.moves, first_PS)
 
     problem, names = graph.problem, graph.device_names
-    return CuttingPlanes(problem=problem, names=names, oracle=cheapest, iterations=iterations, is_over=space.is_over)
+    return CuttingPlanes(problem=problem, names=names, space=space, oracle=cheapest, iterations=iterations)
 
 
 def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:

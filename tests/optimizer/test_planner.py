@@ -15,8 +15,18 @@ import pytest
 
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import best_value, evaluate, merit, objective_value, violations
-from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
+from optimizer.problems.problem import (
+    Ingresses,
+    Link,
+    MaximizeRate,
+    MinimizeCost,
+    MinimizeLatency,
+    PlanProblem,
+    Slo,
+    Supply,
+)
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
+from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.search.exact import ExactSearch, search_exactly
@@ -155,6 +165,23 @@ def test_the_highest_rate_that_ingresses_carry_is_served_at_the_least_cost(seed:
     assert least is not None
     assert found.figures.usd_per_hour == pytest.approx(least.figures.usd_per_hour)
     assert (found.figures.rate_per_s, found.bound, found.gap) == (carried_per_s, carried_per_s, 0)
+    brief = solve(
+        replace(problem, ingress=Ingresses(inputs_per_s=carried_per_s)), time_limit_s=30, now_s=count().__next__
+    )
+    assert isinstance(brief, Planned), "plans of higher rates serve this one too"
+    assert (brief.figures.rate_per_s, brief.gap) == (carried_per_s, 0)
+
+
+def test_if_batches_fill_too_slowly_for_the_ingresses_rate_it_is_not_claimed_that_no_plan_exists() -> None:
+    table = LatencyTable(batches=(1, 8), block_s_NB=np.full((1, 2), 0.01), ramp_s_EB=np.zeros((0, 2)))
+    problem = plain_problem(survival_N=(1.0,), latency={"A": table}, slo=Slo(latency_s=0.025))
+    slow = replace(problem, ingress=Ingresses(inputs_per_s=200))  # 100/s in batches of 1; 8 inputs arrive in 40 ms
+    with pytest.raises(PlanError, match=r"found for at most 200/s, which .*; there may be one with smaller batches"):
+        solve(slow)
+    assert planned(with_batch_limit(slow, 1)).figures.rate_per_s == 100
+    equal = planned(replace(problem, ingress=Ingresses(inputs_per_s=800 * (1 - 1e-12))))
+    assert equal.figures.rate_per_s == pytest.approx(800)
+    assert equal.note == ""
 
 
 def test_a_small_budget_or_days_for_a_batch_bind_and_a_million_accelerators_do_not() -> None:

@@ -170,7 +170,7 @@ def test_plans_promise_no_more_than_the_ingresses_carry(problem: Path, capsys: C
     answer = printed(capsys, "plan", problem)
     # Two of the three V100 serve 16000/3 per second, one does 8000/3.
     assert (answer["rate_per_s"], answer["bound"], answer["gap"], answer["usd_per_hour"]) == (5000, 5000, 0, 6)
-    text = "2 ingresses carry at most 5000/s: more ingress.replicas would raise the rate"
+    text = "2 ingresses carry at most 5000/s: a higher rate needs more ingress.replicas"
     assert answer["binds"] == [{"kind": "ingress", "stage": None, "text": text}]
     assert answer["note"] == "with 4 ingress replicas, a plan could serve 8000/s"
     served, refused = (each["strategies"]["best"] for each in lines(capsys, problem, "--rate", "4999,5001"))
