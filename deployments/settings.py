@@ -56,7 +56,8 @@ class PlanningSettings(Settings):
     period_s: float = Field(default=120.0, gt=0)
     """Seconds between plans while nothing changes, and the length of the windows of the forecast."""
     time_limit_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a search for a plan ends with its best plan so far, also the search for the first plan."""
+    """Seconds after which a search for a plan ends with its best plan so far, also the search for the first plan.
+    If the controller needs several searches for a plan, they share this time, but each has at least a quarter of it."""
     watch_s: float = Field(default=5.0, gt=0)
     """Interval at which observations are collected and compared with the forecast."""
     coverage: float = Field(default=0.95, gt=0, lt=1)

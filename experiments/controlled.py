@@ -431,5 +431,5 @@ class _Run:
             task.cancel()
 
 
-async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
+async def _solve(problem: PlanProblem, strategy: Strategy, _: float) -> Decision:
     return solve(problem, strategy)

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.controller import decide
-from deployments.controller.decide import NewPlan, Outcome, Solve, View, due_requests
+from deployments.controller.decide import NewPlan, Outcome, View, due_requests
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -38,7 +38,7 @@ from optimizer.live.tuning.base import NewThresholds
 from optimizer.plans.plan import PlacedPlan, Plan
 from optimizer.plans.plan_file import ModelShape, parse_plan
 from optimizer.problems.problem import PlanProblem
-from optimizer.search.decision import Decision, Planned
+from optimizer.search.decision import Decision, Planned, Strategy
 
 START_S = 120.0
 """The time after which replicas that have not loaded their model and warmed up are reported as an error."""
@@ -100,13 +100,14 @@ class ControlLoop:
         first: PlacedPlan,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]],
-        solve: Solve,
+        solve: Callable[[PlanProblem, Strategy, float], Awaitable[Decision]],
         off_loop: Callable[[Callable[[float], Forecast], float], Awaitable[Forecast]] = asyncio.to_thread,
         make_tuner: MakeTuner | None = None,
     ) -> None:
         """`first`: the first plan. `clock`: a wall clock, because the history outlives the process.
 
-        `solve` and `off_loop` run long work outside the event loop. `make_tuner`: None for the tuner of the settings.
+        `solve` and `off_loop` run long work outside the event loop. The third argument of `solve` is its time limit in
+        seconds. `make_tuner`: None for the tuner of the settings.
         """
         self._fleet = fleet
         self._history = history
@@ -337,31 +338,39 @@ class ControlLoop:
 
     async def _replan(self, reason: str) -> None:
         """Plans, and changes to the new plan if it is worth it."""
-        base = decide.corrected_problem(self._view)
+        corrected = replace(self._view.problem, latency=decide.corrected_latency(self._view))
         with self._timed("forecast"):
             forecast = await self._forecast()
         # Also if planning fails, so that the next attempt is in the next period, not at the next look.
         self.update_state(**decide.ended_rests(self.view), planned_s=self._view.looked_s)
-        self._update_view(forecast=forecast, planned_counts=self._view.counts)
+        self._update_view(forecast=forecast, planned_counts=self._view.counts, problem=corrected)
         try:
             with self._timed("solve"):
-                problem, found = await self._propose(base, forecast)
+                problem, found = await self._propose(forecast)
         except PlanError as error:
             await self._carry_out(decide.without_plan(self.view, str(error), reason))
             return
         self._update_view(problem=problem)
         await self._carry_out(decide.evaluate_proposal(self.view, found, reason))
 
-    async def _propose(self, base: PlanProblem, forecast: Forecast) -> tuple[PlanProblem, Decision]:
-        """Returns the best plan without the stragglers or, if there is none, the best plan with them."""
+    async def _propose(self, forecast: Forecast) -> tuple[PlanProblem, Decision]:
+        """Returns the best plan without the stragglers or, if there is none, the best plan with them.
+
+        All searches together take little more than the time limit, but each has at least a quarter of it.
+        """
+        limit_s, began_s = self.settings.time_limit_s, self._clock.now_s()
+
+        async def solve(problem: PlanProblem, strategy: Strategy) -> Decision:
+            left_s = limit_s - (self._clock.now_s() - began_s)
+            return await self._solve(problem, strategy, min(limit_s, max(limit_s / 4, left_s)))
+
         is_lost = not self._view.has_room(self.state.placed)  # then a plan that was rolled back is better than none
         while True:
-            state, strategy, cost = self.state, self.settings.strategy, self._view.start_cost
-            counts = self._view.without_resting(self._view.counts)
-            asked_per_s = self._view.problem.required_per_s
-            problems = decide.problems_to_solve(base, forecast, counts, asked_per_s)
+            state, view, strategy = self.state, self._view, self.settings.strategy
+            counts = view.without_resting(view.counts)
+            problems = decide.problems_to_solve(self.settings.problem, view.problem, forecast, counts)
             problem, found = await decide.propose(
-                problems, self._solve, strategy, blamed=state.blamed, reach=forecast.reach, start_cost=cost
+                problems, solve, strategy, blamed=state.blamed, reach=forecast.reach, start_cost=view.start_cost
             )
             if isinstance(found, Planned) or not (state.resting or (is_lost and state.blamed)):
                 return problem, found

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ class Controller(BackgroundTasks):
             first=PlacedPlan(plan=self._settings.plan),
             clock=WallClock(),
             sleep=asyncio.sleep,
-            solve=partial(_solve, time_limit_s=control.time_limit_s),
+            solve=_solve,
         )
         self.start("control loop", self._loop.run())
         self.start("export metrics", self._export_metrics())
@@ -103,7 +102,7 @@ class Controller(BackgroundTasks):
             await asyncio.sleep(self._loop.settings.watch_s)
 
 
-async def _solve(problem: PlanProblem, strategy: Strategy, *, time_limit_s: float) -> Decision:
+async def _solve(problem: PlanProblem, strategy: Strategy, time_limit_s: float) -> Decision:
     from optimizer.search.planner import solve  # loading its compiled parts takes a moment
 
     return await asyncio.to_thread(solve, problem, strategy, time_limit_s=time_limit_s)

@@ -567,8 +567,8 @@ CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
 Solve = Callable[[PlanProblem, Strategy], Awaitable[Decision]]
 
 
-def corrected_problem(view: View) -> PlanProblem:
-    """Returns the problem of the settings, with its latency corrected by the batches since the last planning.
+def corrected_latency(view: View) -> dict[str, LatencyTable]:
+    """Returns the latency of the settings, corrected by the batches since the last planning.
 
     Seconds of a block are multiplied by measured over predicted seconds of the batches that ran it, or of all batches
     on its accelerator type if fewer than `LEAST_TIMED` ran it. If fewer ran on the type, it keeps its last correction.
@@ -584,7 +584,7 @@ def corrected_problem(view: View) -> PlanProblem:
         runs = [run for runs in of_replicas if _num_batches(runs) >= LEAST_BATCHES for run in runs]
         if _num_batches(runs) >= LEAST_TIMED:
             latency[device] = _corrected(table, problem.ramps, runs)
-    return replace(problem, latency=latency)
+    return latency
 
 
 def _corrected(table: LatencyTable, ramps: Sequence[int], runs: Sequence[Run]) -> LatencyTable:
@@ -599,16 +599,16 @@ def _corrected(table: LatencyTable, ramps: Sequence[int], runs: Sequence[Run]) -
 
 
 def problems_to_solve(
-    base: PlanProblem, forecast: Forecast, counts: Mapping[str, int], asked_per_s: float | None = None
+    base: PlanProblem, last: PlanProblem, forecast: Forecast, counts: Mapping[str, int]
 ) -> tuple[PlanProblem, ...]:
     """Returns the expected problem on the available accelerators, followed by problems to try if it has no plan.
 
-    A required rate is replaced by the upper end of the forecast rate. After a single window, which has no upper end, it
-    is at least `asked_per_s`, the rate of the last planning (None: the original one). At a low rate there may be no
-    plan, because batches fill too slowly; then a plan for the original rate is sufficient. If there is no plan for a
-    high rate, the plan with the highest rate is used.
+    `base` is the problem of the settings, and `last` that of the last planning, with the present latency. A required
+    rate is replaced by the upper end of the forecast rate. After a single window, which has no upper end, plans serve
+    at least what was required last. At a low rate there may be no plan, because batches fill too slowly; then a plan
+    for the original rate is sufficient. If there is no plan for a high rate, the plan with the highest rate is used.
     """
-    problem = _within(forecast.expected(base), counts)
+    problem = _within(forecast.expected(replace(base, latency=last.latency)), counts)
     named_per_s = problem.required_per_s
     if named_per_s is None:
         return (problem,)
@@ -616,9 +616,10 @@ def problems_to_solve(
     if forecast.rate is not None:
         expected_per_s = forecast.rate.high_rps
         if not np.isfinite(expected_per_s):  # after a single window
-            expected_per_s = max(forecast.rate.rate_rps, asked_per_s or named_per_s)
+            # If the last plan was that of the highest rate, no rate is known to be sufficient.
+            expected_per_s = max(forecast.rate.rate_rps, last.required_per_s or np.inf)
         rates = [expected_per_s, named_per_s] if named_per_s > expected_per_s else [expected_per_s]
-    asked = [problem.with_rate(rate) for rate in rates if rate > 0]
+    asked = [problem.with_rate(rate) for rate in rates if 0 < rate < np.inf]
     return (*asked, replace(problem, objective=MaximizeRate()))
 
 

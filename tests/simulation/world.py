@@ -420,7 +420,7 @@ class World(Fleet):
         """After the faults the controller ticks less often, because its ticks take most of a seed's time."""
         await asyncio.sleep(4 * seconds if self.is_calm else seconds)
 
-    async def _solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
+    async def _solve(self, asked: PlanProblem, strategy: Strategy, _: float) -> Decision:
         counts = {device: supply.count for device, supply in asked.devices.items()}
         if not any(counts.values()) or (not self.is_calm and self.rng.random() < 0.1):
             return NoPlan(strategy=strategy, binding="devices")

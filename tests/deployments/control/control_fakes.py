@@ -199,6 +199,7 @@ class Scene:
     """Happens whenever the loop waits."""
     clock: ManualClock = field(default_factory=lambda: ManualClock(START_S))
     asked: list[PlanProblem] = field(default_factory=list)
+    limits_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.placed = PlacedPlan(plan=Plan(stages=self.first, policy=POLICY, predicted=self.predicted))
@@ -233,8 +234,9 @@ class Scene:
         self.clock.advance(seconds)
         self.meanwhile()
 
-    async def solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
+    async def solve(self, asked: PlanProblem, strategy: Strategy, time_limit_s: float) -> Decision:
         self.asked.append(asked)
+        self.limits_s.append(time_limit_s)
         if self.solve_as is not None:
             return self.solve_as(asked)
         return no_plan() if self.best is None else planned(asked, self.best)

@@ -104,10 +104,13 @@ async def test_replicas_start_for_a_plan_that_is_better_than_the_best_without_by
     tmp_path: Path, best: tuple[Stage, ...], taken: tuple[Stage, ...], words: str
 ) -> None:
     def solve_as(asked: PlanProblem) -> Decision:
+        scene.clock.advance(50.0)
         return planned(asked, best if asked.devices["cpu"].count == 6 else halves(3, 1))
 
     wider: dict[str, Any] = {"count": 6, "problem": problem(count=6), "settings": {"start_s": 120.0}}
-    scene = await begun(tmp_path, looks=1, solve_as=solve_as, **wider)
+    scene = await begun(tmp_path, solve_as=solve_as, **wider)
+    await scene.ticks(1, EASY)
+    assert scene.limits_s == [60.0, 15.0], "both searches share the time, but the second has a quarter"
     assert scene.fleet.followed.plan.stages == taken
     assert scene.history.plans(1)[0]["words"].endswith(f"; compared with the chosen plan, another one would {words}")
 
@@ -206,11 +209,16 @@ async def test_a_straggler_rests_although_its_replacement_never_starts(tmp_path:
     assert len(scene.asked) == 6, "planning goes on, twice also for the replicas that run"
 
 
+def fails(asked: PlanProblem) -> Decision:
+    raise PlanError("no plan was found, and none was ruled out")
+
+
 async def test_batches_of_other_times_than_the_profiles_correct_the_rate_of_plans(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=whole(4))
-    # Two slow batches of each replica say too little.
-    for number, each_s, rate_rps in ((80, 0.08, 200.0), (2, 9.0, 200.0), (80, 0.04, 400.0)):
+    # Two slow batches of each replica say too little. Batches also count if the search that follows fails.
+    for number, each_s, rate_rps in ((80, 0.06, 400 / 1.5), (80, 0.08, 200.0), (2, 9.0, 200.0), (80, 0.04, 400.0)):
         batches_run(scene, number, each_s)
+        scene.solve_as = fails if each_s == 0.08 else None
         await scene.ticks(24, EASY)
         assert evaluate(scene.asked[-1], whole(4)).rate_per_s == pytest.approx(rate_rps)
     scene.fleet.times.clear()
@@ -285,9 +293,6 @@ async def test_without_a_plan_inputs_are_refused_also_after_a_restart_until_acce
 
 
 async def test_a_plan_stays_while_its_accelerators_are_there_even_where_none_is_found(tmp_path: Path) -> None:
-    def fails(asked: PlanProblem) -> Decision:
-        raise PlanError("no plan was found, and none was ruled out")
-
     scene = await begun(tmp_path, first=whole(3), solve_as=fails)
     await scene.ticks(20, EASY)
     scene.fleet.alive = {"cpu": 3}

@@ -135,9 +135,9 @@ def seen(at_s: float, *, leaving: int, staying: int) -> Observations:
 
 
 def asked_of(
-    stream: ObservedStream, now_s: float, counts: Mapping[str, int], asked_per_s: float | None = None
+    stream: ObservedStream, now_s: float, counts: Mapping[str, int], last: PlanProblem | None = None
 ) -> tuple[PlanProblem, ...]:
-    return problems_to_solve(stream.problem, stream.forecast(STATE, now_s), counts, asked_per_s)
+    return problems_to_solve(stream.problem, last or stream.problem, stream.forecast(STATE, now_s), counts)
 
 
 def counted(arrived: int, since_s: float, at_s: float) -> Interval:
@@ -260,9 +260,8 @@ def cheap(rate_per_s: float) -> PlanProblem:
     return replace(problem(), objective=MinimizeCost(rate_per_s=rate_per_s))
 
 
-def rates_asked(stream: ObservedStream, now_s: float, asked_per_s: float | None = None) -> list[float | None]:
-    asked = asked_of(stream, now_s, {"cpu": 3}, asked_per_s)
-    return [each.required_per_s for each in asked]
+def rates_asked(stream: ObservedStream, now_s: float, last: PlanProblem | None = None) -> list[float | None]:
+    return [each.required_per_s for each in asked_of(stream, now_s, {"cpu": 3}, last)]
 
 
 def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
@@ -299,8 +298,9 @@ def test_one_window_cannot_say_how_rates_change_so_no_less_than_before_is_asked_
     stream = known(cheap(100.0))
     stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(stream, START_S + PERIOD_S) == [100.0, None]
-    assert rates_asked(stream, START_S + PERIOD_S, 70.0) == [70.0, 100.0, None]
-    assert rates_asked(stream, START_S + PERIOD_S, 30.0) == [pytest.approx(50.0), 100.0, None]
+    assert rates_asked(stream, START_S + PERIOD_S, cheap(70.0)) == [70.0, 100.0, None]
+    assert rates_asked(stream, START_S + PERIOD_S, cheap(30.0)) == [pytest.approx(50.0), 100.0, None]
+    assert rates_asked(stream, START_S + PERIOD_S, problem()) == [None], "no plan served the rate that was asked for"
     stream = known(cheap(10.0))
     stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(stream, START_S + PERIOD_S) == [pytest.approx(50.0), None]
