@@ -7,18 +7,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from deployments.controller.observe import LEAST_PROBES, Forecast, ObservedStream, Tuning, effective_probes
 from deployments.controller.remember import State
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, ran_since, total
-from earlyexit.engine.engine import TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import split_seconds
@@ -375,8 +375,11 @@ def slow_replicas(view: View) -> Outcome | None:
 
     At first the other replicas run the same splits. The new plan may then use free accelerators.
     """
-    share_N = _shares(view)
-    times = [_times(each, view, share_N) for each in view.replicas if each.device in view.problem.latency]
+    times = []
+    for each, ran_R5 in _times(view, view.baseline):
+        batches, seconds, expected_s = ran_R5[:, 2:].sum(axis=0).tolist()
+        own = {"batches": batches, "seconds": seconds, "expected_s": expected_s}
+        times.append(ReplicaTimes(replica=each.replica, slot=each.slot, device=each.device, **own))
     slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
     if view.state.hold or not slow:
         return None
@@ -493,61 +496,37 @@ def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
     return None
 
 
-Run = tuple[TimesRun, float]
-"""Batches of a replica, and the seconds that the profile predicts for them."""
+FloatArray = npt.NDArray[np.float64]
 
 
-def _num_batches(runs: Sequence[Run]) -> int:
-    return sum(run.batches for run, _ in runs)
+def _times(view: View, since: Mapping[str, ReplicaReport]) -> Iterator[tuple[ReplicaReport, FloatArray]]:
+    """Yields for each replica its batches since an earlier report, as an array with a row per split and batch size.
 
-
-def _times(report: ReplicaReport, view: View, share_N: Sequence[float]) -> ReplicaTimes:
-    """Returns the measured times of a replica since the baseline, and the times that the profile predicts."""
-    runs = _runs(report, view, view.baseline, share_N)
-    return ReplicaTimes(
-        replica=report.replica,
-        slot=report.slot,
-        device=report.device,
-        batches=_num_batches(runs),
-        seconds=sum(run.seconds for run, _ in runs),
-        expected_s=sum(expected_s for _, expected_s in runs),
-    )
-
-
-def _runs(report: ReplicaReport, view: View, since: Mapping[str, ReplicaReport], share_N: Sequence[float]) -> list[Run]:
-    """Returns the batches of a replica since an earlier report, with the seconds that the profile predicts.
-
-    If inputs have lengths, a batch counts as the number of inputs of the profile's length with equally many tokens.
-    Ramps that the problem does not have are ignored. So are batches that shared the device with another batch, because
-    their longer times are not the replica's fault.
+    The columns are: first block, end, batches, measured seconds, and the seconds that the profile predicts. If inputs
+    have lengths, a batch counts as the number of inputs of the profile's length with equally many tokens. Ramps that
+    the problem does not have are ignored. So are batches that shared the device with another batch, because their
+    longer times are not the replica's fault.
     """
-    problem, runs = view.settings.problem, list[Run]()
-    table = problem.latency[report.device]
-    length = None if problem.lengths is None else table.length
-    if length is None:  # otherwise tokens are counted after pruning
-        table = pruned_table(problem, table, view.state.placed.plan.used)
-    for each in ran_since(since.get(report.replica), report):
-        if each.shared:
-            continue
-        split = Split(
-            first=each.first,
-            end=each.end,
-            batch=each.size,
-            ramps=tuple(ramp for ramp in each.ramps if ramp in problem.ramps),
-            after_answer=each.after_answer,
-        )
-        size = each.size if length is None else each.tokens / each.batches / length
-        runs.append((each, each.batches * split_seconds(table, problem.ramps, split, share_N, size)))
-    return runs
-
-
-def _shares(view: View) -> Sequence[float]:
-    """Returns the share of inputs that reached each block since the last planning; the forecast without answers."""
-    problem, seen = view.problem, total(view.stream.counts(view.state.planned_s))
+    problem, plan, seen = view.settings.problem, view.state.placed.plan, total(view.stream.counts(view.state.planned_s))
     if seen is None or not seen.exits:
-        return nested_shares(problem.survival_N, view.state.placed.plan.ramps)
-    left_N = np.cumsum([seen.exits.get(block, 0) for block in range(problem.num_blocks)])
-    return [1.0, *(1 - left_N[:-1] / left_N[-1]).tolist()]
+        share_N = nested_shares(view.problem.survival_N, plan.ramps)
+    else:  # the share of inputs that reached each block since the last planning
+        left_N = np.cumsum([seen.exits.get(block, 0) for block in range(problem.num_blocks)])
+        share_N = [1.0, *(1 - left_N[:-1] / left_N[-1]).tolist()]
+    for report in view.replicas:
+        table = problem.latency[report.device]
+        length = None if problem.lengths is None else table.length
+        if length is None:  # otherwise tokens are counted after pruning
+            table = pruned_table(problem, table, plan.used)
+        rows = []
+        for each in ran_since(since.get(report.replica), report):
+            ramps = tuple(ramp for ramp in each.ramps if ramp in problem.ramps)
+            size = each.size if length is None else each.tokens / each.batches / length
+            split = Split(first=each.first, end=each.end, batch=each.size, ramps=ramps, after_answer=each.after_answer)
+            expected_s = each.batches * split_seconds(table, problem.ramps, split, share_N, size)
+            if not each.shared:
+                rows.append((each.first, each.end, each.batches, each.seconds, expected_s))
+        yield report, np.array(rows).reshape(-1, 5)
 
 
 CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
@@ -575,27 +554,23 @@ def corrected_latency(view: View) -> dict[str, LatencyTable]:
     Stragglers, and replicas with few batches, do not count. Steps of sequences are not corrected, because their times
     depend on the context.
     """
-    problem, share_N, avoided = view.settings.problem, _shares(view), avoided_replicas(view.state.resting)
-    latency = dict(view.problem.latency)
+    problem, avoided, latency = view.settings.problem, avoided_replicas(view.state.resting), dict(view.problem.latency)
     since = {} if view.forecast is None else view.baseline  # a new process counts all batches of the replicas
-    for device, table in problem.latency.items() if problem.generation is None else ():
-        reports = [each for each in view.replicas if each.device == device and each.replica not in avoided]
-        of_replicas = [_runs(each, view, since, share_N) for each in reports]
-        runs = [run for runs in of_replicas if _num_batches(runs) >= LEAST_BATCHES for run in runs]
-        if _num_batches(runs) >= LEAST_TIMED:
-            latency[device] = _corrected(table, problem.ramps, runs)
+    times = [] if problem.generation is not None else [*_times(view, since)]
+    for device, table in problem.latency.items():
+        of_type = [ran_R5 for each, ran_R5 in times if each.device == device and each.replica not in avoided]
+        ran_R5 = np.concatenate([np.empty((0, 5)), *(each for each in of_type if each[:, 2].sum() >= LEAST_BATCHES)])
+        sums_3 = ran_R5[:, 2:].sum(axis=0)
+        if sums_3[0] < LEAST_TIMED:
+            continue
+        block_N1 = np.arange(problem.num_blocks)[:, None]
+        sums_N3 = ((ran_R5[:, 0] <= block_N1) & (block_N1 < ran_R5[:, 1])) @ ran_R5[:, 2:]
+        _, seconds_N, expected_N = np.where(sums_N3[:, :1] < LEAST_TIMED, sums_3, sums_N3).T
+        ratio_N1 = (seconds_N / expected_N)[:, None]
+        block_s_NB = np.clip(table.block_s_NB * ratio_N1, LEAST_BLOCK_S, MOST_BLOCK_S)
+        ramp_s_EB = table.ramp_s_EB * ratio_N1[list(problem.ramps)]
+        latency[device] = replace(table, block_s_NB=block_s_NB, ramp_s_EB=ramp_s_EB)
     return latency
-
-
-def _corrected(table: LatencyTable, ramps: Sequence[int], runs: Sequence[Run]) -> LatencyTable:
-    """Returns a table multiplied by measured over predicted seconds, block by block."""
-    sums_R3 = np.array([(run.batches, run.seconds, expected_s) for run, expected_s in runs])
-    ran_NR = np.array([[run.first <= n < run.end for run, _ in runs] for n in range(len(table.block_s_NB))])
-    sums_N3 = ran_NR @ sums_R3
-    _, seconds_N, expected_N = np.where(sums_N3[:, :1] < LEAST_TIMED, sums_R3.sum(0), sums_N3).T
-    ratio_N1 = (seconds_N / expected_N)[:, None]
-    block_s_NB = np.clip(table.block_s_NB * ratio_N1, LEAST_BLOCK_S, MOST_BLOCK_S)
-    return replace(table, block_s_NB=block_s_NB, ramp_s_EB=table.ramp_s_EB * ratio_N1[list(ramps)])
 
 
 def problems_to_solve(
