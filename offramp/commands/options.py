@@ -308,15 +308,6 @@ Order = Annotated[
 ]
 
 
-TimeLimit = Annotated[
-    float | None,
-    Field(
-        gt=0,
-        description="Seconds after which a strategy's search ends with its best plan so far. None: no limit.",
-    ),
-]
-
-
 class ProblemOption(Job):
     """The argument PROBLEM."""
 
@@ -324,7 +315,14 @@ class ProblemOption(Job):
     """Problem file (YAML or JSON)."""
 
 
-class PlanJob(JsonOption, ProblemOption):
+class SearchOptions(JsonOption, ProblemOption):
+    """Options of commands that search for plans."""
+
+    time_limit_s: float | None = Field(default=None, gt=0)
+    """Seconds after which a strategy's search ends with its best plan so far. None: no limit."""
+
+
+class PlanJob(SearchOptions):
     """Find the best plan for a problem file: splits, batch sizes, active ramps, accelerators and replicas.
 
     The exit status is 3 if no plan meets the problem. The output then names the binding limit, and limits with a plan.
@@ -335,7 +333,6 @@ class PlanJob(JsonOption, ProblemOption):
     """Search space of the planner: best, or one of its parts: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use."""
-    time_limit_s: TimeLimit = None
     plot: OutFile | None = None
     """File for a picture of the plan: .svg, .png or .pdf."""
     out: OutFile | None = None
@@ -351,7 +348,7 @@ class PlanJob(JsonOption, ProblemOption):
                 raise InputError(f"--{name} goes with --out: it is written into the plan file")
 
 
-class WhatIfJob(JsonOption, ProblemOption):
+class WhatIfJob(SearchOptions):
     """Solve a problem for several values of one quantity; give exactly one of the options."""
 
     slo_s: Annotated[Numbers, InSeconds] | None = Field(default=None, alias="slo_ms")
@@ -366,7 +363,6 @@ class WhatIfJob(JsonOption, ProblemOption):
     """Counts of one accelerator type, such as V100=4,8,16."""
     rate_per_s: Numbers | None = Field(default=None, alias="rate")
     """Rates per second, such as 1000,2000, with minimal cost as the objective if the problem names no rate."""
-    time_limit_s: TimeLimit = None
 
 
 class SimulateJob(JsonOption, ProblemOption):
