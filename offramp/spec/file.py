@@ -612,14 +612,9 @@ def _best_plan(each_parts: Sequence[ServiceParts], solve: Solve) -> tuple[Servic
     with within(*(("ingress", "inputs_per_s") if is_ingress else ("slo",))):
         planned = result.planned
     parts = next(each for each in each_parts if each.exits is result.file.recorded)
-    figures, scale = planned.figures, parts.inventory.time_scale
-    in_real_seconds = replace(
-        figures,
-        rate_per_s=figures.rate_per_s / scale,
-        latency_s=figures.latency_s * scale,
-        mean_latency_s=figures.mean_latency_s * scale,
-    )
-    plan = replace(result, decision=replace(planned, figures=in_real_seconds)).plan(parts.exits.policy)
+    real = scaled_problem(parts.problem, parts.inventory.time_scale)
+    figures = evaluate(real, planned.stages, shares=planned.figures.shares)
+    plan = replace(result, decision=replace(planned, figures=figures)).plan(parts.exits.policy)
     return parts, replace(plan, prune=parts.exits.prune)
 
 
