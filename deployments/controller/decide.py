@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -632,7 +633,8 @@ async def propose(
             continue
         if isinstance(found, Planned):
             if start_cost.num_started(found.stages):
-                found = await _with_running(problem, found, solve, strategy, start_cost.running)
+                others = await _plans_for(_within(problem, start_cost.running), solve, strategy)
+                found = replace(found, candidates=(*found.candidates, *others))
             found = _allowed(problem, found, blamed) or NoPlan(strategy=strategy, binding="devices")
         if isinstance(found, NoPlan):
             refusals.append((problem, found))
@@ -643,17 +645,12 @@ async def propose(
     return refusals[0]
 
 
-async def _with_running(
-    problem: PlanProblem, best: Planned, solve: Solve, strategy: Strategy, running: Mapping[str, int]
-) -> Planned:
-    """Returns the best plan with further candidates: those that the planner finds for the replicas that run."""
-    try:
-        found = await solve(_within(problem, running), strategy)
-    except PlanError:  # the search gave up
-        return best
-    if isinstance(found, NoPlan):
-        return best
-    return replace(best, candidates=(*best.candidates, found.stages, *found.candidates))
+async def _plans_for(problem: PlanProblem, solve: Solve, strategy: Strategy) -> tuple[tuple[Stage, ...], ...]:
+    """Returns the plans that the planner finds; none if there are none, or if the search gives up."""
+    with suppress(PlanError):
+        found = await solve(problem, strategy)
+        return (found.stages, *found.candidates) if isinstance(found, Planned) else ()
+    return ()
 
 
 def _allowed(problem: PlanProblem, planned: Planned, blamed: Collection[tuple[Stage, ...]]) -> Planned | None:
