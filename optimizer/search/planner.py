@@ -195,7 +195,8 @@ def _solve(problem: PlanProblem, space: Space, searches: tuple[Search, ...]) -> 
         return solve_pame(problem, space)
     if isinstance(problem.objective, MinimizeLatency):
         return solve_soonest(problem, space)
-    one_split = replace(space, splits_per_stage=False, several_stages=False)  # such plans are found in milliseconds
+    # Found in milliseconds, also if compiling the planner has taken all the time.
+    one_split = replace(space, splits_per_stage=False, several_stages=False, limit=None)
     quick = None if space.limit is None else search_exactly(problem, one_split)
     if _may_have_several_chains(problem, space):
         found = _several_chains(problem, space)

@@ -246,7 +246,7 @@ def test_if_time_is_over_the_best_plan_so_far_has_a_true_bound(of: Callable[[int
             assert decision in (None, both.decision)
             continue
         assert isinstance(decision, Planned)
-        assert looks > 0
+        assert looks > 0 or of is answers, "plans of one split for a rate or a cost are found even then"
         assert violations(both.problem, decision.stages, decision.figures) == []
         value, best = (objective_value(both.problem, each.figures) for each in (decision, both.optimum))
         assert best_value(both.problem, [decision.bound, best]) == pytest.approx(decision.bound, rel=AGREE)

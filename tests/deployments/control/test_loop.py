@@ -314,12 +314,12 @@ async def test_a_plan_stays_while_its_accelerators_are_there_even_where_none_is_
     assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (1, whole(3))
 
 
-@pytest.mark.parametrize(("looks", "words"), [(0, "no plan was found within 0 s"), (9, "keeps plan 0 (period)")])
-async def test_a_plan_stays_if_time_is_over_before_a_better_one(tmp_path: Path, looks: int, words: str) -> None:
+@pytest.mark.parametrize("looks", [0, 9])
+async def test_a_plan_stays_if_time_is_over_before_a_better_one(tmp_path: Path, looks: int) -> None:
     briefly = partial(solve, time_limit_s=looks, now_s=count().__next__)
     scene = await begun(tmp_path, looks=1, first=halves(3, 1), solve_as=briefly)
     assert scene.fleet.log == []
-    assert scene.said("no plan", "keep")[0].startswith(words)
+    assert scene.said("no plan", "keep")[0].startswith("keeps plan 0 (period)")
 
 
 async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again(tmp_path: Path) -> None:

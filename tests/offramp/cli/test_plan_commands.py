@@ -97,6 +97,7 @@ def test_strategy_batch_limit_and_no_comparison_are_respected(problem: Path, cap
 
 
 def test_a_search_without_time_for_a_plan_does_not_claim_that_none_exists(problem: Path, capsys: Captured) -> None:
+    written(problem, problem.read_text().replace("{maximize: rate}", "{minimize: latency, rate_per_s: 100}"))
     for command in (["plan"], ["what-if", "--budget", 10]):
         assert run(*command, problem, "--time-limit-s", 1e-9) == 2
         assert "no plan was found within 1e-09 s, though there may be one" in capsys.readouterr().err
