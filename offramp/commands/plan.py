@@ -150,7 +150,6 @@ def _at_blocks(splits: Sequence[ExpectedSplit]) -> tuple[list[int], list[float]]
 
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
-MoreDevices = Callable[[PlanProblem, Strategy], tuple[str, int] | None]
 NO_PLAN = 3
 """Exit status if the problem is valid and no plan meets it."""
 
@@ -187,13 +186,14 @@ class PlanAnswer:
 
 
 def answer(
-    file: ProblemFile, strategy: Strategy, solve: Solve, more: MoreDevices = more_devices, *,
-    compared: Sequence[Strategy] | None = None,
+    file: ProblemFile, strategy: Strategy, solve: Solve, *,
+    compared: Sequence[Strategy] | None = None, time_limit_s: float | None = None,
 ) -> PlanAnswer:  # fmt: skip
     """Plans with a strategy and with others for comparison (`compared`; None: all that fit the problem).
 
     Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
     records, and the plan is the candidate that they prefer. Plans of the compared strategies are candidates for `best`.
+    `time_limit_s` is for the search for missing accelerators; None: no limit.
     """
     if not any(cache_folder().rglob("*.nbi")):
         print("compiling the planner, once on this machine: up to a minute", file=sys.stderr, flush=True)
@@ -204,8 +204,8 @@ def answer(
     if isinstance(decision, PlanError):
         raise decision
     if isinstance(decision, NoPlan):
-        found = None if decision.binding == "ingress" else more(problem, strategy)
-        decision = replace(decision, more=found)
+        more = None if decision.binding == "ingress" else more_devices(problem, strategy, time_limit_s)
+        decision = replace(decision, more=more)
     else:
         if strategy == "best":  # exit records may prefer the plan of another strategy
             others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
@@ -223,8 +223,8 @@ def answer(
 
 
 def best_answer(
-    files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, more: MoreDevices = more_devices, *,
-    compared: Sequence[Strategy] | None = None,
+    files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *,
+    compared: Sequence[Strategy] | None = None, time_limit_s: float | None = None,
 ) -> PlanAnswer:  # fmt: skip
     """Returns the best plan over several calibrations by `merit`, the first of equal ones.
 
@@ -235,7 +235,7 @@ def best_answer(
     errors: list[PlanError] = []
     for file in files:
         try:
-            answers.append(answer(file, strategy, solve, more, compared=compared))
+            answers.append(answer(file, strategy, solve, compared=compared, time_limit_s=time_limit_s))
         except PlanError as error:
             errors.append(error)
     plans = [each for each in answers if isinstance(each.decision, Planned)]
@@ -392,8 +392,9 @@ def run(job: PlanJob) -> None:
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     files = tuple(replace(file, order=job.order or file.order) for file in files)
-    limited = partial(solve, time_limit_s=job.time_limit_s), partial(more_devices, time_limit_s=job.time_limit_s)
-    result = best_answer(files, job.strategy, *limited, compared=None if job.compared else ())
+    compared, limit_s = None if job.compared else (), job.time_limit_s
+    search = partial(solve, time_limit_s=limit_s)
+    result = best_answer(files, job.strategy, search, compared=compared, time_limit_s=limit_s)
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:
         write_plan(serving_plan(result, job.threshold), job.out)

@@ -64,7 +64,6 @@ from optimizer.problems.survival_file import FileThresholds, Recorded
 from optimizer.problems.tokens import in_tokens
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import NoPlan
-from optimizer.search.planner import more_devices
 from optimizer.search.planner import solve as search
 from profiles.networks import alone_of, kept_of, measuring_of, survival_of
 from profiles.records import ExitRecords
@@ -606,8 +605,7 @@ def _best_plan(each_parts: Sequence[ServiceParts], solve: Solve) -> tuple[Servic
     """Returns the best plan over several calibrations, and its parts; raises InputError if none has a plan."""
     files = [ProblemFile(problem=each.problem, recorded=each.exits) for each in each_parts]
     planner = each_parts[0].document.planner
-    more = partial(more_devices, time_limit_s=planner.time_limit_s)
-    result = best_answer(files, planner.strategy, solve, more, compared=())
+    result = best_answer(files, planner.strategy, solve, compared=(), time_limit_s=planner.time_limit_s)
     is_ingress = isinstance(result.decision, NoPlan) and result.decision.binding == "ingress"
     with within(*(("ingress", "inputs_per_s") if is_ingress else ("slo",))):
         planned = result.planned
