@@ -70,7 +70,8 @@ def priced(fleet: Fleet) -> tuple[float, FloatArray]:
         latency_s = float(limit_M[0] * np.mean([walk.latency_s for walk in walks] / limit_M))
         return float(weight_M @ least_M), Walk(work_C, hop_C, latency_s, 0.0)
 
-    bounded = CuttingPlanes(problem=fleet.problems[0], names=fleet.names, oracle=oracle).highest_rate()
+    planes = CuttingPlanes(problem=fleet.problems[0], space=SPACES["best"], names=fleet.names, oracle=oracle)
+    bounded = planes.highest_rate()
     least_M, waiting_M, _ = cheapest_M(bounded.prices)
     price_C = bounded.prices.work_C + bounded.prices.hop_C
     return bounded.value, price_C / np.maximum(least_M - waiting_M, 1e-300)[:, None]
