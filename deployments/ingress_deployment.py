@@ -69,8 +69,6 @@ class IngressMetrics:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._lengths = {1}
-        """Length classes of inputs that have waited, and the shortest, so that the metric exists from the start."""
         self.finished: collections.Counter[tuple[str, int]] = collections.Counter()
         """Requests by route and HTTP status. Requests over gRPC count under the corresponding HTTP status."""
         self.metrics = LazyMetrics()
@@ -93,6 +91,7 @@ class IngressMetrics:
             self.metrics.observe(*hop, SECONDS, values, slot=slot)
         hops_s.clear()
         set_total("offramp_inputs", "Inputs that arrived, including refused ones", counts.arrived)
+        set_totals("offramp_assigned_inputs", "Inputs that were not refused, by chain", counts.assigned, "chain")
         set_total("offramp_answers_in_slo", "Answers inside the SLO; all answers without an SLO", counts.in_slo)
         latencies = latencies_within(counts.latencies)
         set_totals("offramp_latency_seconds_bucket", "Answers by latency, at most `le`", latencies, "le")
@@ -107,13 +106,16 @@ class IngressMetrics:
                 set_total(name, description, amount, network=self._chain.name_of(block))
         set_gauge("offramp_ingress_plan_epoch", "The plan that the ingress follows", core.placed.epoch)
         set_gauge("offramp_waiting", "Inputs that were not sent to any stage yet", core.num_waiting)
-        set_gauge("offramp_unanswered", "Inputs that wait or are in flight", core.num_unanswered)
-        set_gauge("offramp_unanswered_tokens", "Tokens of inputs that wait or are in flight", core.unanswered_tokens)
-        oldest_s = core.chains.oldest_s(now_s)
-        self._lengths |= oldest_s.keys()
         oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that were not sent to any stage yet"
-        for length in self._lengths:
-            set_gauge(*oldest, oldest_s.get(length, 0.0), tokens=str(length))
+        oldest_s = {1: 0.0} | core.chains.oldest_s(now_s)  # the metric exists from the start
+        self.metrics.set_gauges(*oldest, oldest_s, "tokens")
+        chains = core.chains.active
+        for name, description, by_chain in (
+            ("offramp_unanswered", "Inputs that wait or are in flight", (each.num_unanswered for each in chains)),
+            ("offramp_unanswered_tokens", "Tokens of these inputs", (each.unanswered_tokens for each in chains)),
+            ("offramp_admission_limit", "Most unanswered inputs, or tokens", (each.admission.limit for each in chains)),
+        ):
+            self.metrics.set_gauges(name, description, dict(enumerate(by_chain)), "chain")
 
     def export_sequences(self, loop: GenerationLoop) -> None:
         """Exports the counts of generated sequences."""

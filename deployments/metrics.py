@@ -45,6 +45,12 @@ class LazyMetrics:
             gauge.set(value, labels)
             self._values[name, tuple(labels.items())] = value
 
+    def set_gauges(self, name: str, description: str, values: Mapping[int, float], label: str) -> None:
+        """Sets the gauge of each value of a label, and 0 for those that were set earlier and are missing now."""
+        earlier = {int(dict(labels)[label]): 0.0 for each, labels in self._values if each == name}
+        for value, number in (earlier | dict(values)).items():
+            self.set_gauge(name, description, number, **{label: str(value)})
+
     def observe(
         self, name: str, description: str, ends: Sequence[float], values: Sequence[float], **labels: str
     ) -> None:

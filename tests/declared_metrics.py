@@ -35,11 +35,12 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     """Records all metrics once, because each instrument is created with its first value."""
     ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(slo_s=math.inf)
     counts.exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
-    counts.drops["late"] = counts.latencies[0] = 1
+    counts.drops["late"] = counts.latencies[0] = counts.assigned[0] = 1
     counts.record_crossings(0, [0.1], words=2, pruned_words=1)
-    waiting = {"num_waiting": 1, "num_unanswered": 1, "unanswered_tokens": 1}
-    chains = SimpleNamespace(oldest_s=lambda _: {})
-    core: Any = SimpleNamespace(counts=counts, placed=SimpleNamespace(epoch=0), chains=chains, **waiting)
+    admission = SimpleNamespace(limit=1.0)
+    chain = SimpleNamespace(num_unanswered=1, unanswered_tokens=1, admission=admission)
+    chains = SimpleNamespace(oldest_s=lambda _: {}, active=[chain])
+    core: Any = SimpleNamespace(counts=counts, placed=SimpleNamespace(epoch=0), chains=chains, num_waiting=1)
     ingress.export(core, 0.0, {"cpu-0": [0.1]})
     stage, tally = StageMetrics("cpu"), Tally()
     member: Any = SimpleNamespace(queue_s=0.1, compute_s=0.1)

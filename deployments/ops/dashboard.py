@@ -85,6 +85,7 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     before = {report.replica: report for report in reports}  # the earliest, as a replica may not always answer
     ran = {report.replica: ran_since(before.get(report.replica), report) for report in now.replicas}
     placed, seconds = now.placed, now.at_s - snapshots[0].at_s
+    chain_of_stage = [number for number, chain in enumerate(placed.plan.chains) for _ in chain.stages]
     return {
         "epoch": placed.epoch,
         "policy": None if placed.plan.policy is None else placed.plan.policy.name,
@@ -92,29 +93,50 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "order": placed.plan.order.name,
         "after_answer": placed.plan.after_answer,
         "predicted": dict(placed.plan.predicted),
-        "stages": [_stage(facts, now, slot, stage, ran, seconds) for slot, stage in placed.stage_of.items()],
+        "chains": _chains(snapshots),
+        "stages": [
+            {"chain": chain, **_stage(facts, now, slot, stage, ran, seconds)}
+            for chain, (slot, stage) in zip(chain_of_stage, placed.stage_of.items(), strict=True)
+        ],
     }
+
+
+def _chains(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """Returns each chain's planned share, its share of the inputs that arrived during the snapshots, and its load."""
+    now, plan = snapshots[-1], snapshots[-1].placed.plan
+    seen = _between(snapshots[0], now).assigned
+    following = [each.chains for each in now.ingresses if each.epoch == plan.epoch and each.chains]
+    return [
+        {
+            "planned": planned,
+            "share": _ratio(seen.get(chain, 0), sum(seen.values())),
+            **{name: sum(getattr(each[chain], name) for each in following) for name in ("unanswered", "cost", "limit")},
+        }
+        for chain, planned in enumerate(plan.shares)
+    ]
 
 
 def blocks_state(plan: Mapping[str, Any], survival: Sequence[float] | None) -> list[dict[str, Any]]:
     """Returns the mean batch size at each block of a plan (`plan_state`), with fusing and without.
 
     With fusing, it is the mean batch of the split, less the inputs that left at the split's earlier ramps. Without, it
-    is b * s(k) / s(0), where b is the mean batch of the first split and s the observed survival (1 if inputs continue
-    after their answer).
+    is b * s(k) / s(0), where b is the mean batch of the chain's first split and s the observed survival (1 if inputs
+    continue after their answer). Survival is that of all inputs, because it is not observed for each chain.
     """
     if survival is not None and plan["after_answer"] == "stay":
         survival = [1.0] * len(survival)
-    splits = [split for stage in plan["stages"] for split in stage["splits"]]
+    splits = [(stage["chain"], split) for stage in plan["stages"] for split in stage["splits"]]
+    first_of = dict(reversed(splits))
     return [
         {
+            "chain": chain,
             "block": block,
             "target": split["batch"],
             "is_first": block == split["first"],
             "fused": _shrunk(split, survival, block),
-            "unfused": _shrunk(splits[0], survival, block),
+            "unfused": _shrunk(first_of[chain], survival, block),
         }
-        for split in splits
+        for chain, split in splits
         for block in range(split["first"], split["end"])
     ]
 
@@ -176,7 +198,7 @@ def _split(split: Split, network: str, times: Sequence[TimesRun], seconds: float
     }
 
 
-SCHEMA = 5
+SCHEMA = 6
 """The version of the state's format. Pages of another version reload."""
 RATES_S = 10.0
 """The window of rates and percentiles, in seconds."""
@@ -196,7 +218,8 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     survival = [_reached(seen, block) / answers for block in range(chain.num_blocks)] if answers else None
     early: dict[str, float | None] = {"share": None, "mean_blocks": None}
     if survival is not None:  # blocks of skipped networks do not count
-        run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)
+        chains = zip(now.placed.plan.shares, now.placed.plan.chains, strict=True)
+        run = (share * sum(survival[each.first : each.end]) for share, own in chains for each in own.splits)
         early = {"share": 1 - seen.exits.get(chain.num_blocks - 1, 0) / answers, "mean_blocks": sum(run)}
     networks = () if chain.is_one else range(len(chain.names))
     return {

@@ -189,6 +189,8 @@ class Counts:
 
     arrived: int = 0
     """Inputs of well-formed requests, including refused inputs."""
+    assigned: dict[int, int] = field(default_factory=Counter)
+    """Inputs that were not refused, by the chain to which they were assigned: its number in the plan of that time."""
     answered: int = 0
     answered_tokens: int = 0
     """Tokens of answered inputs; inputs without tokens count as 1."""
@@ -248,6 +250,17 @@ def summed(parts: Sequence[Counts], less: Sequence[Counts] = ()) -> dict[str, An
     return sums
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainLoad:
+    """The unanswered inputs of one chain of the current plan, at one ingress."""
+
+    unanswered: int
+    cost: float
+    """The cost of these inputs, in admission control's unit: inputs or tokens."""
+    limit: float
+    """The largest cost that admission control allows now; infinite without a limit."""
+
+
 @dataclass(slots=True, kw_only=True)
 class IngressReport(Counts):
     """Counts since the ingress started, and observations since the last report.
@@ -267,6 +280,8 @@ class IngressReport(Counts):
     """Inputs that wait at the ingress or are in flight."""
     waiting: int
     """Unanswered inputs that were not sent to any stage yet."""
+    chains: tuple[ChainLoad, ...] = ()
+    """The load of each chain of the plan that it follows."""
     probes: Observations | None = None
     """Records of probes, and of inputs that continued after their answer, with wall-clock times; None without any."""
 

@@ -271,7 +271,8 @@ class Ingress:
         """Returns the observations for the controller, and checks them against the model."""
         report = self.core.report(now_s, now_s)
         tokens = sum(each.cost for each in self.dispatcher.open)
-        self.watch.expect(self.core.unanswered_tokens == tokens, "the core knows the tokens of every open input")
+        known = sum(each.unanswered_tokens for each in self.core.chains.active)
+        self.watch.expect(known == tokens, "the core knows the tokens of every open input")
         if report.probes is not None:
             self._check_observed(report.probes)
         return report

@@ -6,7 +6,7 @@ import { drawPlan, planTable, planWords } from "./plan.js";
 import { drawTry } from "./try.js";
 import { clock, count, decimal, ms, percent, plural } from "./words.js";
 
-const SCHEMA = 5;
+const SCHEMA = 6;
 const HISTORY_S = 120;
 const STEADY_S = 3;
 const STALE_MS = 6000; // the service is asked for up to 4 s
@@ -157,9 +157,13 @@ const perBlock = (numbers) => ({
     .filter((_, at) => at % Math.ceil(numbers.length / 16) === 0),
 });
 
-function drawBatches({ blocks }) {
+function drawBatches({ blocks, plan }) {
   if (!blocks.some((one) => one.fused !== null)) {
     empty(at("batches"), NO_ANSWERS, " Batches are those that ran.");
+    return;
+  }
+  if (plan.chains.length > 1) {
+    drawBatchesOfChains(blocks, plan.chains);
     return;
   }
   const spec = {
@@ -174,6 +178,20 @@ function drawBatches({ blocks }) {
   };
   chart(at("batches"), spec);
   tableOfChart(at("batches-table"), "Mean batch size, last 60 s; fused is measured where a split begins", "Block", spec);
+}
+
+// A line per chain; the figures without fusing are in the table.
+function drawBatchesOfChains(blocks, chains) {
+  const numbers = [...new Set(blocks.map((one) => one.block))].sort((a, b) => a - b);
+  const series = chains.map((_, chain) => {
+    const own = new Map(blocks.filter((one) => one.chain === chain).map((one) => [one.block, one]));
+    return { name: `chain ${chain}`, css: `line ${["first", "second", "third"][chain]}`, text: decimal,
+      values: numbers.map((block) => own.get(block)?.fused ?? null), dots: (at) => own.get(numbers[at])?.is_first };
+  });
+  chart(at("batches"), { ...perBlock(numbers), label: "Batch size per block of each chain", series, yText: count });
+  table(at("batches-table"), "Mean batch size, last 60 s; fused is measured where a split begins, unfused by the survival of all inputs",
+    ["Block", "target", "without fusing", "fused"],
+    blocks.map((one) => [`chain ${one.chain}, block ${one.block}`, count(one.target), decimal(one.unfused), decimal(one.fused)]));
 }
 
 function drawExits({ exits, early, service, plan, networks }) {

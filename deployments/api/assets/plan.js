@@ -1,11 +1,22 @@
-// The plan: a card per stage in order, with its blocks, their splits and batches, and a square per replica.
+// The plan: a card per stage in order, with its blocks, their splits and batches, and a square per replica. Several chains
+// have a heading each.
 
 import { scroll } from "./charts.js";
 import { h, patch } from "./dom.js";
 import { blocks, clock, count, decimal, ms, percent, plural } from "./words.js";
 
 export function drawPlan(container, plan) {
-  patch(container, h("ol", { class: "stages" }, plan.stages.map(stageCard)));
+  const cards = plan.stages.map(stageCard);
+  const stagesOf = (chain) => h("ol", { class: "stages" }, cards.filter((_, index) => plan.stages[index].chain === chain));
+  patch(container, plan.chains.length === 1 ? stagesOf(0)
+    : plan.chains.map((one, chain) => h("section", { class: "chain" }, h("h3", {}, chainWords(one, chain)), stagesOf(chain))));
+}
+
+function chainWords(one, chain) {
+  const planned = percent(one.planned, 0);
+  const share = one.share === null ? `${planned} of the inputs planned` : `${percent(one.share, 0)} of the inputs (planned ${planned})`;
+  const used = one.limit ? `, ${percent(one.cost / one.limit, 0)} of the admission limit` : "";
+  return [`Chain ${chain}: `, h("span", { class: "quiet" }, `${share} · ${count(one.unanswered)} unanswered${used}`)];
 }
 
 export function planWords(plan, described) {
@@ -27,7 +38,7 @@ function tuningWords(tuning) {
 
 export function planTable(plan) {
   const rows = plan.stages.flatMap((stage, index) => stage.splits.map((split) => [
-    `stage ${index}, ${blocks(split.first, split.end)}`, device(stage), `${stage.running} of ${stage.wanted}`,
+    `${plan.chains.length > 1 ? `chain ${stage.chain}, ` : ""}stage ${index}, ${blocks(split.first, split.end)}`, device(stage), `${stage.running} of ${stage.wanted}`,
     split.ramps.join(", ") || "none", budgetWords(split), meanWords(split), percent(fillOf(split)), decimal(split.batches_per_s),
   ]));
   const heads = ["Split", "Accelerator", "Replicas", "Ramps", "Batch", "Mean batch", "Fill", "Batches per s"];

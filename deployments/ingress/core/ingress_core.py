@@ -78,10 +78,6 @@ class IngressCore(Unanswered):
         return sum([len(chain.queue.inputs) for chain in self.chains.active])
 
     @property
-    def unanswered_tokens(self) -> int:
-        return sum([chain.unanswered_tokens for chain in self.chains.active])
-
-    @property
     def is_due(self) -> bool:
         """Whether `pump` would send a call now."""
         for chain in self.chains.active:
@@ -148,6 +144,8 @@ class IngressCore(Unanswered):
             if late_s > 0 and self.chains.counts_tokens:  # otherwise `check` has admitted them
                 self.refuse_late(len(inputs), left_s, late_s)
         self.chains.assign(drawn, inputs)
+        for chain in drawn:
+            self.counts.assigned[chain.number] += 1
         self.counts.arrived += len(inputs)
         self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
         if layout is not None:
@@ -432,6 +430,7 @@ class IngressCore(Unanswered):
             oldest_epoch=self.oldest_epoch,
             unanswered=self.num_unanswered,
             waiting=self.num_waiting,
+            chains=tuple(chain.load for chain in self.chains.active),
             **summed([self.counts]),
         )
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.routes import KVPlacement, Layout, StageRoute, crossings_of, min_to_send, stage_routes
-from deployments.wire.messages import Assignment, assignments_of
+from deployments.wire.messages import Assignment, ChainLoad, assignments_of
 from earlyexit.engine.queue import OrderSpec, take_from
 from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Budget
@@ -200,12 +200,15 @@ class Chain:
         self._successor: Chain | None = None
         """The chain that got the inputs of this chain, after `merge_into`."""
 
-    def follow(self, plan: Plan, share: float, assignments: Iterable[Assignment]) -> None:
-        """Switches to a chain of another plan. `plan`: the plan of the chain. `assignments`: those of its stages."""
+    def follow(self, number: int, plan: Plan, share: float, assignments: Iterable[Assignment]) -> None:
+        """Switches to a chain of another plan.
+
+        `number`: its position in that plan. `plan`: the plan of the chain. `assignments`: those of its stages.
+        """
         for stage in self.stages:  # exact for unchanged stages and close enough for others
             num_blocks = len(stage.budgets)
             self.block_s[stage.first : stage.end] = [stage.expected_s / num_blocks] * num_blocks
-        self.plan, self.share, self.weight = plan, share, max(1, round(share * SHARE_UNITS))
+        self.number, self.plan, self.share, self.weight = number, plan, share, max(1, round(share * SHARE_UNITS))
         self.stages = stage_routes(plan, assignments, self.block_s)
         self.first, self.ramps = self.stages[0], frozenset(plan.ramps)
         self.types = {stage.device for stage in plan.stages}
@@ -243,6 +246,12 @@ class Chain:
                 return math.inf
             sum_s += later.expected_s
         return sum_s
+
+    @property
+    def load(self) -> ChainLoad:
+        """Its unanswered inputs and their limit."""
+        cost = self.cost(self.num_unanswered, self.unanswered_tokens)
+        return ChainLoad(unanswered=self.num_unanswered, cost=cost, limit=self.admission.limit)
 
     @property
     def current(self) -> Chain:
@@ -310,10 +319,10 @@ class Chains:
         chains, assignments = plan.chains, iter(assignments_of(placed).values())
         kept = _kept(self.active, chains)
         self.active = [kept.get(number) or Chain(self._options, own, block_s) for number, own in enumerate(chains)]
-        for chain, own, share in zip(self.active, chains, plan.shares, strict=True):
+        for number, (chain, own, share) in enumerate(zip(self.active, chains, plan.shares, strict=True)):
             if is_new:
                 chain.admission.follow(own, self._tokens_per_input)
-            chain.follow(own, share, islice(assignments, len(own.stages)))
+            chain.follow(number, own, share, islice(assignments, len(own.stages)))
             chain.turn = 0
             self._update(chain)
         self.counts_tokens = any(chain.admission.counts_tokens for chain in self.active)

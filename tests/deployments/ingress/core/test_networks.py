@@ -75,10 +75,10 @@ def test_admission_counts_what_inputs_cost_as_they_came() -> None:
     world.submit("ab", 5, 7)
     for each in world.named("ab"):
         each.tokens = 100  # another network's tokenizer
-    assert world.core.unanswered_tokens == 12
+    assert world.core.chains.active[0].unanswered_tokens == 12
     world.go_on(0, "ab", block=2)
     world.answer(1, "ab", block=END)
-    assert (world.core.unanswered_tokens, world.core.counts.answered_tokens) == (0, 12)
+    assert (world.core.chains.active[0].unanswered_tokens, world.core.counts.answered_tokens) == (0, 12)
 
 
 # Probes

@@ -26,6 +26,7 @@ from earlyexit.errors import (
     StageUnavailableError,
 )
 from earlyexit.network.boundary import AfterAnswer
+from earlyexit.network.chain import Chain
 from optimizer.plans.plan import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     CoreWorld,
@@ -420,6 +421,25 @@ def test_chains_of_a_plan_in_another_order_keep_their_limits_and_their_inputs() 
     assert state() == [(63.0, 20, 10)]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
+def test_metrics_are_by_chain_and_zero_for_a_chain_that_the_plan_no_longer_has() -> None:
+    from deployments.ingress_deployment import IngressMetrics
+
+    world = CoreWorld(side_by_side(rate_per_s=100.0), slo_s=1.0)
+    metrics = IngressMetrics(Chain(names=("m",), lengths=(4,)))
+
+    def exported() -> list[float]:
+        """Returns two chains' assigned inputs, unanswered inputs, their tokens, and the admission limit."""
+        metrics.export(world.core, world.now_s, {})
+        return [each.value for each in metrics.metrics.samples() if "chain" in each.labels]
+
+    world.submit("abcdefgh", *[5] * 8, deadline_s=1.0)
+    assert exported() == [6, 2, 6, 2, 30, 10, 52.5, 17.5]
+    world.follow(plan(epoch=2, predicted={"rate_per_s": 100.0}))
+    world.submit("ij", deadline_s=1.0)
+    assert exported() == [8, 2, 10, 0, 42, 0, 70.0, 0]
+
+
 # Sequences
 
 
@@ -557,8 +577,8 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
     assert world.outcomes.keys() == set(submitted)
     world.until(world.now_s + 10 + CALL_GRACE_S)
     report = world.core.report(0.0, 0.0)
-    assert (report.waiting, report.unanswered, world.core.unanswered_tokens) == (0, 0, 0)
-    assert not any(chain.queue.tokens for chain in world.core.chains.active)
+    assert (report.waiting, report.unanswered) == (0, 0)
+    assert not any(chain.unanswered_tokens or chain.queue.tokens for chain in world.core.chains.active)
     assert report.oldest_epoch == report.epoch
     assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
     assert not any(call.num_remaining for call in world.calls)

@@ -27,7 +27,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ops.dashboard import ServiceFacts, image_facts
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
-from deployments.wire.messages import IngressReport, ReplicaReport
+from deployments.wire.messages import ChainLoad, IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
@@ -129,6 +129,8 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             waiting=0 if self.idle else int(6 * wave),
             exits={block: int(self.answered * share) for block, share in enumerate(left) if share > 0},
             drops={} if self.idle else {"admission": int(self.seconds * 3), "deadline": int(self.seconds / 5)},
+            assigned={chain: int(self.answered * share) for chain, share in enumerate(self.followed.plan.shares)},
+            chains=(ChainLoad(unanswered=20, cost=20, limit=80.0),) * len(self.followed.plan.shares),
             latencies={bucket_of(latency_s): int(self.answered * share) for latency_s, share in shares.items()},
         )
 

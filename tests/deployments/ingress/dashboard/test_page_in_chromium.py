@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from earlyexit.network.boundary import Split
 from earlyexit.tasks.checks import colours
-from optimizer.plans.plan import PlacedPlan
+from optimizer.plans.plan import PlacedPlan, Stage
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
-from tests.deployments.ingress.dashboard.fake_service import FakeService, served
+from tests.deployments.ingress.dashboard.fake_service import NUM_BLOCKS, STAGES, FakeService, plan, served
 from tests.earlyexit.tasks.maps import BODY
 from tests.free_port import free_port
 
@@ -137,6 +138,21 @@ def by_tokens() -> PlacedPlan:
         replace(stage, splits=tuple(replace(split, tokens=2400) for split in stage.splits)) for stage in plan.stages
     )
     return PlacedPlan(plan=replace(plan, stages=stages))
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_stages_and_batches_are_shown_by_chain(browser: Browser, width: int) -> None:
+    whole = Stage(device="emulated:K80", replicas=3, splits=(Split(first=0, end=NUM_BLOCKS, batch=4, ramps=(6,)),))
+    both = PlacedPlan(plan=replace(plan(4).plan, stages=(*STAGES, whole), shares=(0.75, 0.25)))
+    with looked_at(browser, FakeService(followed=both, held_s=100.0), width=width) as page:
+        page.wait_for_updates(2)
+        head = "Chain 1: 25 % of the inputs planned · 20 unanswered, 25 % of the admission limit"
+        assert page.text("#plan .chain:nth-child(2)").split("\n")[:2] == [head, "Stage 2"]
+        assert page.text("#batches .legend") == "chain 0\nchain 1"
+        page.page.locator("#batches-table summary").click()
+        assert page.text("#batches-table tbody tr:nth-child(13)") == "chain 1, block 0\t4\t3.0\t3.0"
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.findings() == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -20,7 +20,7 @@ from deployments.ops.dashboard import (
 )
 from deployments.ops.prometheus import Sample, metrics_text
 from deployments.wire.controller_link import ControllerLink
-from deployments.wire.messages import BUCKET
+from deployments.wire.messages import BUCKET, ChainLoad
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
@@ -189,7 +189,26 @@ def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
     assert [(block["fused"], block["unfused"]) for block in shown] == [(4.0, 4.0), (4.0, 4.0), (3.0, 4.0), (3.0, 4.0)]
 
 
-# Chains
+def test_stages_and_batches_are_those_of_their_chain_which_has_its_share_and_its_load() -> None:
+    whole = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=4, batch=2, ramps=(0,)),))
+    both = PlacedPlan(plan=replace(placed().plan, stages=(*placed().plan.stages, whole), shares=(0.75, 0.25)))
+    loads = ChainLoad(unanswered=3, cost=30, limit=60.0), ChainLoad(unanswered=1, cost=10, limit=20.0)
+    times = {CPU: ran(FIRST, 8, 1), P100: ran(REST, 3, 1), "split-cpu-1": ran(whole.splits[0], 2, 4)}
+    before = snapshot(0.0, ingress(assigned={0: 10}), placed=both, replicas=[replica(slot, slot) for slot in times])
+    ran_now = [replica(slot, slot, each) for slot, each in times.items()]
+    reports = ingress(assigned={0: 16, 1: 2}, chains=loads, exits={0: 2, 3: 2}), ingress("b", epoch=-1, chains=loads)
+    state = page_state(FACTS, [before, snapshot(2.0, *reports, placed=both, replicas=ran_now)])
+    first, second = state["plan"]["chains"]  # the ingress `b` follows another plan
+    assert first == {"planned": 0.75, "share": 0.75, "unanswered": 3, "cost": 30, "limit": 60.0}
+    assert (second["share"], second["limit"]) == (0.25, 20.0)
+    assert [stage["chain"] for stage in state["plan"]["stages"]] == [0, 0, 1]
+    rows = [(row["chain"], row["block"], row["fused"], row["unfused"]) for row in state["blocks"]]
+    assert rows[:4] == [(0, 0, 8, 8), (0, 1, 4, 4), (0, 2, 3, 4), (0, 3, 3, 4)]
+    assert rows[4:] == [(1, 0, 2, 2), (1, 1, 1, 1), (1, 2, 1, 1), (1, 3, 1, 1)]
+    assert state["early"] == {"share": 0.5, "mean_blocks": 2.5}
+
+
+# Cascades
 
 BACKBONE = {"models": ["../small", "../large"], "names": ["small", "large"], "blocks": [2, 2]}
 CASCADE = replace(FACTS, card=a_card(family="chain", backbone=BACKBONE, num_blocks=4, ramps=(0, 1)))
@@ -279,7 +298,7 @@ async def test_each_event_polls_all_ingresses_and_replicas() -> None:
     scene = Scene(has_controller=False)
     state = await scene.state()
     assert scene.asked == ["ingress peek", "split-cpu report", "split-emulated-P100 report"]
-    assert (state["schema"], state["service"]["controller"], state["history"]) == (5, "none", [])
+    assert (state["schema"], state["service"]["controller"], state["history"]) == (6, "none", [])
     plan = scene.now_placed
     scene.now_placed = PlacedPlan(plan=plan.plan, avoided={"slow": "V100"})
     await scene.state()
