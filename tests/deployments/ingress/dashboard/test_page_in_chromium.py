@@ -144,9 +144,9 @@ def by_tokens() -> PlacedPlan:
 def test_stages_and_batches_are_shown_by_chain(browser: Browser, width: int) -> None:
     whole = Stage(device="emulated:K80", replicas=3, splits=(Split(first=0, end=NUM_BLOCKS, batch=4, ramps=(6,)),))
     both = PlacedPlan(plan=replace(plan(4).plan, stages=(*STAGES, whole), shares=(0.75, 0.25)))
-    with looked_at(browser, FakeService(followed=both, held_s=100.0), width=width) as page:
+    with looked_at(browser, FakeService(followed=both), width=width) as page:
         page.wait_for_updates(2)
-        head = "Chain 1: 25 % of the inputs planned · 20 unanswered, 25 % of the admission limit"
+        head = "Chain 1: 25 % of the inputs (planned 25 %) · 20 unanswered, 25 % of the admission limit"
         assert page.text("#plan .chain:nth-child(2)").split("\n")[:2] == [head, "Stage 2"]
         assert page.text("#batches .legend") == "chain 0\nchain 1"
         page.page.locator("#batches-table summary").click()
