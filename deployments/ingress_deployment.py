@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -110,10 +111,12 @@ class IngressMetrics:
         oldest_s = {1: 0.0} | core.chains.oldest_s(now_s)  # the metric exists from the start
         self.metrics.set_gauges(*oldest, oldest_s, "tokens")
         chains = core.chains.active
+        limits = [each.admission.limit for each in chains]
+        finite = (0.0 if math.isinf(limit) else limit for limit in limits)  # Ray drops infinite values
         for name, description, by_chain in (
             ("offramp_unanswered", "Inputs that wait or are in flight", (each.num_unanswered for each in chains)),
             ("offramp_unanswered_tokens", "Tokens of these inputs", (each.unanswered_tokens for each in chains)),
-            ("offramp_admission_limit", "Most unanswered inputs, or tokens", (each.admission.limit for each in chains)),
+            ("offramp_admission_limit", "Most unanswered inputs, or tokens; 0: no limit", finite),
         ):
             self.metrics.set_gauges(name, description, dict(enumerate(by_chain)), "chain")
 
