@@ -67,16 +67,6 @@ def test_a_changeover_moves_replicas_to_other_stages_and_loses_no_input() -> Non
     assert result.words("error") == []
 
 
-def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
-    died = Fault(at_s=10.01, happen=lambda fleet: fleet.die(FIRST, 1))
-    made = scenario(whole(3), evenly(200, 30), rows(0.6), duration_s=30.0)
-    result = simulate_controlled(made, control(problem(0.6), hold=True, make_fleet=with_faults(died)))
-    assert "10.01 split-cpu#1 dies" in seconds(result.done)
-    assert "15.01 split-cpu#3 runs" in seconds(result.done)
-    assert result.outcome.figures().answered == 6000
-    check_outcomes(result)
-
-
 def test_a_straggler_is_found_and_gets_no_work() -> None:
     slow = Fault(at_s=20.0, happen=lambda fleet: fleet.slow(FIRST, 2, 3.0))
     made = scenario(whole(4), evenly(200, 60), rows(0.0), duration_s=60.0)
@@ -119,15 +109,6 @@ def test_the_plan_follows_inputs_that_become_harder() -> None:
     assert kept.figures_between(130.0, 160.0).goodput_per_s < 250
     assert result.outcome.figures_between(130.0, 160.0).goodput_per_s == 330
     check_outcomes(result)
-
-
-def test_probes_show_the_controller_the_effect_of_inactive_ramps() -> None:
-    made = scenario(whole(4), evenly(200, 61), rows(0.6), duration_s=61.0)
-    result = simulate_controlled(made, control(problem(0.0), probe_share=0.5))
-    assert result.outcome.figures_between(0.0, 60.0).exits == {3: 12000}
-    (changed,) = [plan for plan in result.plans if plan["reason"] == "period" and plan["outcome"] == "in force"]
-    splits = changed["placed"]["plan"]["chains"][0]["stages"][0]["splits"]
-    assert any(1 in split["ramps"] for split in splits)
 
 
 def random_faults(rng: random.Random) -> tuple[Fault, ...]:
