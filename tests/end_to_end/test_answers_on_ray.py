@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from earlyexit.errors import InputError
-from offramp import AsyncClient, Client
+from offramp import Client
 from tests.end_to_end.load import under_load
 from tests.end_to_end.one_ray import COLLECTOR_PORT, GRPC_PORT, METRICS_PORT, PORT, OneRay
 from tests.end_to_end.tiny_service import Tiny, text_service
@@ -36,13 +35,6 @@ def url(one_ray: OneRay, tiny: Tiny) -> str:
     return one_ray.serve(text_service(tiny))
 
 
-def test_the_service_is_live_and_soon_ready(url: str, tiny: Tiny) -> None:
-    with Client(url) as client:
-        client.wait_until_ready(10.0)
-        assert (client.live(), client.ready()) == (True, True)
-        assert client.metadata()["name"] == "tiny"
-
-
 def test_the_service_listens_only_on_its_host(one_ray: OneRay) -> None:
     listening = one_ray.listening()
     assert set(listening) == {"127.0.0.1"}, listening
@@ -55,13 +47,6 @@ def test_a_request_id_is_returned_once_or_created(http: httpx.Client) -> None:
         assert response.headers.get_list("x-request-id") == ["r-1"]
     response = http.post("/predict", json={"inputs": "pay"})
     assert response.headers.get_list("x-request-id") == [response.json()["request_id"]]
-
-
-def test_a_list_gets_the_uncut_models_answers_in_order(tiny: Tiny, http: httpx.Client) -> None:
-    response = http.post("/predict", json={"inputs": tiny.texts})
-    assert response.status_code == 200
-    for index, answer in enumerate(response.json()["outputs"]):
-        tiny.check(index, answer)
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +98,6 @@ def test_the_client_predicts(url: str, tiny: Tiny) -> None:
         tiny.check(max(0, index - 1), {"label": each.label, "score": each.score, "exit": each.exit})
 
 
-async def test_the_async_client_predicts_many_at_once(url: str, tiny: Tiny) -> None:
-    async with AsyncClient(url) as client:
-        predictions = await asyncio.gather(*(client.predict(text) for text in tiny.texts))
-    for index, each in enumerate(predictions):
-        tiny.check(index, {"label": each.label, "score": each.score, "exit": each.exit})
-
-
 def test_the_statistics_count_what_every_split_ran(tiny: Tiny, http: httpx.Client) -> None:
     before = split_inputs(http)
     http.post("/predict", json={"inputs": tiny.texts}).raise_for_status()
@@ -158,22 +136,6 @@ def test_the_service_answers_as_its_openapi_description_requires(url: str, num_c
     assert findings.problems == []
     assert findings.num_cases >= num_cases
     assert {200, 400, 404} <= set(findings.statuses)
-
-
-def test_prometheus_gets_the_metrics(tiny: Tiny, http: httpx.Client) -> None:
-    http.post("/predict", json={"inputs": tiny.texts}).raise_for_status()
-    assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
-    wanted = {
-        "ray_offramp_requests_total",
-        "ray_offramp_answers_total",
-        "ray_offramp_hop_seconds_bucket_total",
-        "ray_offramp_queue_seconds_bucket_total",
-        "ray_offramp_compute_seconds_bucket_total",
-        "ray_offramp_batch_fill_bucket_total",
-        "ray_offramp_drops_total",
-        "ray_offramp_latency_seconds_bucket_total",
-    }
-    check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)
 
 
 def test_a_request_with_a_trace_is_sent_to_the_collector(tiny: Tiny, http: httpx.Client) -> None:
