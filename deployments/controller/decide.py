@@ -581,8 +581,9 @@ def problems_to_solve(
 
     `base` is the problem of the settings, and `last` that of the last planning, with the present latency. A required
     rate is replaced by the upper end of the forecast rate. After a single window, which has no upper end, plans serve
-    at least what was required last. At a low rate there may be no plan, because batches fill too slowly; then a plan
-    for the original rate is sufficient. If there is no plan for a high rate, the plan with the highest rate is used.
+    at least the original rate, or that of the last planning if it was lower. At a low rate there may be no plan,
+    because batches fill too slowly; then a plan for the original rate is sufficient. If there is no plan for a high
+    rate, the plan with the highest rate is used.
     """
     problem = _within(forecast.expected(replace(base, latency=last.latency)), counts)
     named_per_s = problem.required_per_s
@@ -592,10 +593,9 @@ def problems_to_solve(
     if forecast.rate is not None:
         expected_per_s = forecast.rate.high_rps
         if not np.isfinite(expected_per_s):  # after a single window
-            # If the last plan was that of the highest rate, no rate is known to be sufficient.
-            expected_per_s = max(forecast.rate.rate_rps, last.required_per_s or np.inf)
+            expected_per_s = max(forecast.rate.rate_rps, min(named_per_s, last.required_per_s or np.inf))
         rates = [expected_per_s, named_per_s] if named_per_s > expected_per_s else [expected_per_s]
-    asked = [problem.with_rate(rate) for rate in rates if 0 < rate < np.inf]
+    asked = [problem.with_rate(rate) for rate in rates if rate > 0]
     return (*asked, replace(problem, objective=MaximizeRate()))
 
 
