@@ -186,9 +186,13 @@ class PlanAnswer:
 
 
 def answer(
-    file: ProblemFile, strategy: Strategy, solve: Solve, *,
-    compared: Sequence[Strategy] | None = None, time_limit_s: float | None = None,
-) -> PlanAnswer:  # fmt: skip
+    file: ProblemFile,
+    strategy: Strategy,
+    solve: Solve,
+    *,
+    compared: Sequence[Strategy] | None = None,
+    time_limit_s: float | None = None,
+) -> PlanAnswer:
     """Plans with a strategy and with others for comparison (`compared`; None: all that fit the problem).
 
     Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
@@ -223,9 +227,13 @@ def answer(
 
 
 def best_answer(
-    files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *,
-    compared: Sequence[Strategy] | None = None, time_limit_s: float | None = None,
-) -> PlanAnswer:  # fmt: skip
+    files: Sequence[ProblemFile],
+    strategy: Strategy,
+    solve: Solve,
+    *,
+    compared: Sequence[Strategy] | None = None,
+    time_limit_s: float | None = None,
+) -> PlanAnswer:
     """Returns the best plan over several calibrations by `merit`, the first of equal ones.
 
     If no calibration has a plan, returns the reason of the first one, or raises the PlanError of the first search that

@@ -50,9 +50,13 @@ PLENTY = 8
 
 
 def solve(
-    problem: PlanProblem, space: Space | Strategy = "best", searches: tuple[Search, ...] = ONE_CHAIN, *,
-    time_limit_s: float | None = None, now_s: Callable[[], float] = MonotonicClock.now_s,
-) -> Decision:  # fmt: skip
+    problem: PlanProblem,
+    space: Space | Strategy = "best",
+    searches: tuple[Search, ...] = ONE_CHAIN,
+    *,
+    time_limit_s: float | None = None,
+    now_s: Callable[[], float] = MonotonicClock.now_s,
+) -> Decision:
     """Returns the best plan of a space, or of a strategy's space, or a proof that no plan exists.
 
     `searches` are those for plans of one chain. After `time_limit_s` by the clock `now_s`, the result is the best plan

@@ -66,9 +66,13 @@ def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
 
 
 def search_soonest(
-    problem: PlanProblem, space: Space, widths: tuple[int, ...] = WIDTHS, *, worst_case: bool = False,
+    problem: PlanProblem,
+    space: Space,
+    widths: tuple[int, ...] = WIDTHS,
+    *,
+    worst_case: bool = False,
     any_plan: bool = False,
-) -> Found:  # fmt: skip
+) -> Found:
     """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part.
 
     With `worst_case`, the worst-case latency is minimized. `any_plan` stops at the first plans.
