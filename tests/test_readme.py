@@ -143,7 +143,7 @@ def test_the_life_of_a_request_has_at_most_forty_lines_and_names_files() -> None
 
 
 def test_the_plan_on_the_page_of_planning_is_accepted() -> None:
-    _, _, _, _, text, side_by_side, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
+    _, _, _, _, _, text, side_by_side, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
     shape = ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4))
     plan = parse_plan(yaml.safe_load(text), shape)
     assert (len(plan.stages), plan.ramps) == (2, (0, 1, 2, 3, 4))

@@ -44,6 +44,7 @@ COMMANDS = {
     "profile": ("commands.jobs:ProfileOptions", "commands.profile:run"),
     "forecast": ("commands.options:ForecastJob", "commands.forecast:run"),
     "plan": ("commands.options:PlanJob", "commands.plan:run"),
+    "fleet": ("commands.options:FleetJob", "commands.fleet:run"),
     "what-if": ("commands.options:WhatIfJob", "commands.plan:run_what_if"),
     "simulate": ("commands.options:SimulateJob", "commands.simulate:run"),
     "sites": ("commands.jobs:SitesJob", "commands.sites:run"),

@@ -348,6 +348,26 @@ class PlanJob(SearchOptions):
                 raise InputError(f"--{name} goes with --out: it is written into the plan file")
 
 
+class FleetJob(JsonOption, Job):
+    """Divide the accelerators of a cluster among several models, and plan each of them.
+
+    Each model gets the same multiple of its rate, which is maximized. The exit status is 3 if not all can be served.
+    """
+
+    fleet: Path = Field(json_schema_extra={"argument": "FLEET"})
+    """Fleet file (YAML or JSON): `devices`, and `models` with a `problem` file and a `rate_per_s` each."""
+    out: Path | None = None
+    """Folder for a plan file of each model, for `offramp serve --plan`."""
+    threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """With --out: threshold of every active ramp, an entropy in nats."""
+    time_limit_s: float = Field(default=10.0, gt=0)
+    """Seconds after which no better division is sought."""
+
+    def check(self) -> None:
+        if self.threshold is not None and self.out is None:
+            raise InputError("--threshold goes with --out: it is written into the plan files")
+
+
 class WhatIfJob(SearchOptions):
     """Solve a problem for several values of one quantity; give exactly one of the options."""
 

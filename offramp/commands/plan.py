@@ -185,6 +185,12 @@ class PlanAnswer:
         )
 
 
+def announce_compilation() -> None:
+    """Tells the user if the first plan on this machine will take longer."""
+    if not any(cache_folder().rglob("*.nbi")):
+        print("compiling the planner, once on this machine: up to a minute", file=sys.stderr, flush=True)
+
+
 def answer(
     file: ProblemFile,
     strategy: Strategy,
@@ -199,8 +205,7 @@ def answer(
     records, and the plan is the candidate that they prefer. Plans of the compared strategies are candidates for `best`.
     `time_limit_s` is for the search for missing accelerators; None: no limit.
     """
-    if not any(cache_folder().rglob("*.nbi")):
-        print("compiling the planner, once on this machine: up to a minute", file=sys.stderr, flush=True)
+    announce_compilation()
     problem, rescoring = file.problem, None
     compared = strategies_for(problem) if compared is None else compared
     decisions = {each: _solved(solve, problem, each) for each in dict.fromkeys((*compared, strategy))}
@@ -487,10 +492,8 @@ def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
     others = [comparison_table(problem, baselines)] if baselines else []
     if isinstance(answer.decision, NoPlan):
         return others if any("no_plan" not in each for each in baselines.values()) else []
-    names = ("blocks", "batch", "ramps\nafter", "T ms", "wait ms", "fill", "rate /s", "hop ms")
-    title, rows = f"Plan ({answer.planned.strategy})", _stage_rows(answer.planned)
     tables = [
-        make_table(Column("stage", no_wrap=True), *names, title=title, narrow=True, rows=rows),
+        stage_table(f"Plan ({answer.planned.strategy})", answer.planned),
         make_table("", "value", title="Predicted", rows=_figure_rows(answer, document)),
     ]
     if "generation" in document:
@@ -501,6 +504,12 @@ def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
         for table in others:
             table.caption = "All figures are for nested survival, without the exit records"
     return tables + others
+
+
+def stage_table(title: str, planned: Planned) -> Table:
+    """Returns a table of a plan's stages and splits."""
+    names = ("blocks", "batch", "ramps\nafter", "T ms", "wait ms", "fill", "rate /s", "hop ms")
+    return make_table(Column("stage", no_wrap=True), *names, title=title, narrow=True, rows=_stage_rows(planned))
 
 
 def comparison_table(problem: PlanProblem, baselines: Mapping[Strategy, Mapping[str, Any]]) -> Table:

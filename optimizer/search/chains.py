@@ -143,6 +143,15 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
     return ChainSearch(problem=problem, space=space, relaxation=relaxation).found()
 
 
+def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Chain]:
+    """Returns up to `most` chains that good mixtures of a problem may use."""
+    names = payable_names(problem)
+    relaxation = solve_relaxation(problem, space, names) if names else None
+    if relaxation is None:
+        return []
+    return most_promising(ChainSearch(problem=problem, space=space, relaxation=relaxation).candidates()[1], most)
+
+
 @dataclass(slots=True, kw_only=True)
 class ChainSearch:
     """The search for the best plan of one problem."""
@@ -172,16 +181,10 @@ class ChainSearch:
 
     def _search(self) -> bool:
         """Searches for chains, and mixes them. Returns whether all chains were considered."""
-        self._until = self.space.with_share(GATHERING)
-        self._graph, is_whole = self._splits()
-        limits = self._limits(self.relaxation.bound.prices, self._names, math.inf)
-        finished, candidates = price_chains(self._graph, limits)
-        if is_whole and finished and len(candidates) <= MAX_CHAINS:
-            self._improve(candidates)
-            return True
-        candidates += self._chains_on_some_types() if self.space.several_stages else []
-        candidates += self._chains_at_rates(self._graph, limits._replace(count_C=self.relaxation.planes.count_C))
+        is_complete, candidates = self.candidates()
         self._improve(candidates)
+        if is_complete:
+            return True
         self._until = self.space
         for _ in range(MAX_ROUNDS):
             before, bound = self._best, self.relaxation.bound.value
@@ -194,6 +197,18 @@ class ChainSearch:
             if self._best is before:
                 break
         return False
+
+    def candidates(self) -> tuple[bool, list[Chain]]:
+        """Returns whether all chains that mixtures may use were found, and the chains."""
+        self._until = self.space.with_share(GATHERING)
+        self._graph, is_whole = self._splits()
+        limits = self._limits(self.relaxation.bound.prices, self._names, math.inf)
+        finished, candidates = price_chains(self._graph, limits)
+        if is_whole and finished and len(candidates) <= MAX_CHAINS:
+            return True, candidates
+        candidates += self._chains_on_some_types() if self.space.several_stages else []
+        candidates += self._chains_at_rates(self._graph, limits._replace(count_C=self.relaxation.planes.count_C))
+        return False, candidates
 
     def _chains_on_some_types(self) -> list[Chain]:
         """Returns chains on each accelerator type, and on each pair of types.

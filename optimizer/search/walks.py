@@ -33,7 +33,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.network.boundary import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer, Split
+from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
 from optimizer.search.moves import RULES, LinkArrays, link_arrays
@@ -335,10 +336,10 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
 
 @compiled
 def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
-    """Returns the cheapest walk, and whether the ramp after each block is active."""
+    """Returns the cheapest walk, and for each block the run and the action after it. The last action is HOP."""
     num_blocks, num_devices = tables.rank_N.size, tables.count_C.size
     work_C, hop_work_C = np.zeros(num_devices), np.zeros(num_devices)
-    on_N = np.zeros(num_blocks, dtype=np.int64)
+    way_N2 = np.full((num_blocks, 2), HOP)
     kind, entry, rank, run = 0, 0, 0, costs.first_run_KQ[0, 0]
     latency_s, fill, mean_s, ramps_s = 0.0, tables.wait_RE[run, entry], 0.0, 0.0
     mean_fill = tables.unanswered_Q[0] / 2 * fill
@@ -347,9 +348,10 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         per_input = tables.enters_E[entry] / tables.batch_R[run]
         cell, part = tables.cell_KREQ[INSIDE, run, entry, rank], tables.part_KREQ[INSIDE, run, entry, rank]
         action = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
-        block_s, ramp_s = seconds_at(tables.block_s_CNG[device, block], cell, part), 0.0
-        if action >= RAMP:
-            on_N[block], ramp_s = 1, seconds_at(tables.ramp_s_CQG[device, ramp], cell, part)
+        way_N2[block, 0] = run
+        way_N2[block, 1] = HOP if block == num_blocks - 1 else action
+        block_s = seconds_at(tables.block_s_CNG[device, block], cell, part)
+        ramp_s = seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
         cell, part = tables.cell_KREQ[MEAN, run, entry, rank], tables.part_KREQ[MEAN, run, entry, rank]
         busy_s = seconds_at(tables.block_s_CNG[device, block], cell, part)
         busy_s += seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
@@ -377,7 +379,7 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
         if kind == 0:
             fill += tables.wait_RE[run, entry]
             mean_fill += tables.unanswered_Q[rank] / 2 * tables.wait_RE[run, entry]
-    return Walk(work_C, hop_work_C, latency_s, fill, mean_s, mean_fill, ramps_s), on_N
+    return Walk(work_C, hop_work_C, latency_s, fill, mean_s, mean_fill, ramps_s), way_N2
 
 
 Oracle = Callable[[Prices, float], tuple[float, Walk]]
@@ -407,5 +409,19 @@ class WalkRelaxation:
 
     def last_ramps(self, problem: PlanProblem) -> tuple[int, ...]:
         """Returns the ramps that the last cheapest walk activates."""
-        on_N = trace_walk(self.tables, self.costs)[1]
-        return tuple(ramp for ramp in problem.ramps if on_N[ramp])
+        way_N2 = trace_walk(self.tables, self.costs)[1]
+        return tuple(ramp for ramp in problem.ramps if way_N2[ramp, 1] >= RAMP)
+
+    def last_stages(self, names: Sequence[str]) -> tuple[Stage, ...]:
+        """Returns the chain of the last cheapest walk over these device types, each stage with one replica."""
+        stages, splits, ramps, first = list[Stage](), list[Split](), list[int](), 0
+        for block, (run, action) in enumerate(trace_walk(self.tables, self.costs)[1].tolist()):
+            ramps += [block] if action >= RAMP else []
+            if action % RAMP == GO_ON:
+                continue
+            splits.append(Split(first=first, end=block + 1, batch=int(self.tables.batch_R[run]), ramps=tuple(ramps)))
+            ramps, first = [], block + 1
+            if action % RAMP == HOP:
+                device = names[self.tables.device_R[run]]
+                stages, splits = [*stages, Stage(device=device, replicas=1, splits=tuple(splits))], []
+        return tuple(stages)

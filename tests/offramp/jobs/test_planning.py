@@ -204,6 +204,25 @@ def test_a_what_if_table_names_the_changed_quantity_and_the_objective() -> None:
     assert what_if_table(FILE.problem, by_count, rows).columns[0].header == "V100 count"
 
 
+def test_two_models_share_a_cluster(tmp_path: Path, capsys: Captured) -> None:
+    written(tmp_path / "problem.yaml", json.dumps(DOCUMENT))
+    model = {"problem": "problem.yaml", "rate_per_s": 1000}
+    fleet = {"devices": {"V100": {"count": 4, "usd_per_hour": 3}}, "models": {"a": model, "b": model}}
+    path = written(tmp_path / "fleet.yaml", json.dumps(fleet))
+    found = printed(capsys, "fleet", path, "--out", tmp_path / "plans", "--threshold", 0.4)
+    assert (found["share"], found["gap"], found["usd_per_hour"]) == (pytest.approx(found["bound"]), 0, 12)
+    for name in ("a", "b"):
+        assert found["models"][name]["rate_per_s"] == pytest.approx(1000 * found["share"])
+        plan = read_plan(tmp_path / "plans" / f"{name}.yaml")
+        assert sum(stage.replicas for stage in plan.stages) == 2
+    assert run("fleet", path) == 0
+    assert "Each model can be served" in " ".join(capsys.readouterr().out.split())
+    slow = {**DOCUMENT, "slo": {"latency_s": 1e-6}}
+    written(tmp_path / "problem.yaml", json.dumps(slow))
+    assert run("fleet", path) == 3
+    assert "the cluster cannot serve all models within their SLOs" in capsys.readouterr().err
+
+
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
 """Three windows, of which the second is unknown."""
 FORECAST = SurvivalForecast(

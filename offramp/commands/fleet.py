@@ -1,0 +1,80 @@
+"""`offramp fleet`: divides the accelerators of a cluster among several models, and plans each model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from earlyexit.errors import InputError
+from offramp.commands.options import FleetJob
+from offramp.commands.output import make_table, milliseconds, print_result, rate_text
+from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, answer_document, serving_plan, stage_table
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan_file import write_plan
+from optimizer.problems.fleet_file import read_fleet
+from optimizer.search.decision import Planned, gap_between
+from optimizer.search.fleet.solve import solve_fleet
+
+
+def run(job: FleetJob) -> None:
+    """Plans all models, writes the requested plan files, and prints the plans."""
+    fleet, files = read_fleet(job.fleet)
+    announce_compilation()
+    division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
+    share = division.share(fleet)
+    if not share:
+        print("no plan: the cluster cannot serve all models within their SLOs", file=sys.stderr)
+        raise typer.Exit(NO_PLAN)
+    gap = gap_between(share, division.bound)
+    answers = {}
+    for (name, file), stages in zip(files.items(), division.stages, strict=True):
+        figures = evaluate(file.problem, stages)
+        bound = division.bound * fleet.models[name].rate_per_s
+        planned = Planned(strategy="best", stages=stages, figures=figures, bound=bound, gap=gap)
+        answers[name] = PlanAnswer(file=file, decision=planned, baselines={})
+    if job.out is not None:
+        _write_plans(job, answers)
+    usd_per_hour = sum(each.planned.figures.usd_per_hour for each in answers.values())
+    figures_of_all = {"share": share, "bound": division.bound, "gap": gap, "usd_per_hour": usd_per_hour}
+    models = {name: answer_document(each) for name, each in answers.items()}
+    asked = {name: model.rate_per_s for name, model in fleet.models.items()}
+    document = {**figures_of_all, "asked_per_s": asked, "models": models}
+    print_result(document, lambda: list(_tables(document, answers)), as_json=job.as_json)
+
+
+def _write_plans(job: FleetJob, answers: Mapping[str, PlanAnswer]) -> None:
+    """Writes a plan file for each model; raises InputError if the folder cannot be made."""
+    assert job.out is not None
+    plans = {name: serving_plan(each, job.threshold) for name, each in answers.items()}
+    try:
+        job.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {job.out}: cannot be created: {error.strerror}") from error
+    for name, plan in plans.items():
+        write_plan(plan, job.out / f"{name}.yaml")
+
+
+def _tables(document: Mapping[str, Any], answers: Mapping[str, PlanAnswer]) -> Iterator[Table]:
+    """Yields a table of all models, with the share, and a table of each model's stages."""
+    rows = [
+        (
+            name,
+            rate_text(document["asked_per_s"][name]),
+            rate_text(each.planned.figures.rate_per_s),
+            milliseconds(each.planned.figures.latency_s),
+            milliseconds(each.file.problem.slo.limit_s),
+            f"{each.planned.figures.usd_per_hour:.2f}" if each.file.problem.max_usd_per_hour else "-",
+        )
+        for name, each in answers.items()
+    ]
+    within = f"within {max(document['gap'], 1e-4):.2%} of the best" if document["gap"] else "no division is better"
+    caption = f"Each model can be served {document['share']:.4g} times its rate ({within})"
+    yield make_table(
+        "model", "asked /s", "rate /s", "latency ms", "allowed ms", "USD/h", title="Fleet", rows=rows, caption=caption
+    )
+    for name, each in answers.items():
+        yield stage_table(name, each.planned)

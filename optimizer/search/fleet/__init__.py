@@ -1,0 +1,1 @@
+"""Divides the accelerators of a cluster among several models."""

@@ -1,0 +1,340 @@
+"""Divides many devices among models by column generation: each model's chains are columns (Q) of a master problem.
+
+The master problem divides the devices among chains with fractional replicas, and its duals price the devices. At these
+prices, the cheapest walk of each model (`optimizer.search.walks`) is a further chain. Two ways lead to whole replicas:
+
+- An integer program chooses a few chains of each model, with half a device per stage for rounding. It is good if each
+  stage has many replicas.
+- The devices that each model uses in the master problem are rounded to whole ones. On these, a dynamic program mixes
+  the model's chains (`optimizer.search.master`), also those of the planner's search. Devices then move to the model
+  with the least share, a few at a time, as long as this raises the least share. It is good if there are few devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from optimizer.cost.evaluate import evaluate
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem, device_names
+from optimizer.search.chains import find_chains
+from optimizer.search.fleet.prices import Division, Fleet, FleetPrices
+from optimizer.search.highs import Program
+from optimizer.search.master import Chain, best_mixture, fastest_options
+from optimizer.search.space import SPACES
+from optimizer.search.step import FloatArray, IntArray
+from optimizer.search.walks import Prices, WalkRelaxation
+
+ROUNDS, GAIN = 8, 1e-4
+"""Most times that the master problem is solved and priced, and the least relative gain for which it is again."""
+STEPS, CLOSE = 12, 1.02
+"""Steps of the search for the least price of latency at which a chain meets its SLO, and the factor where it ends."""
+NEAR = 15
+"""Chains of a model among which the integer program chooses, beside those that the master problem uses."""
+ROUNDED = 0.5
+"""Part of a device by which the replicas of a stage are rounded up on average."""
+MOVED = (1, 2, 4)
+"""Numbers of devices that move from one model to another at once."""
+EXCLUDED = 1e6
+"""Price of devices on which no chain is sought, relative to the others."""
+SEARCHED = 200
+"""Chains of a model from the planner's search."""
+MAX_SETS = 5_000_000
+"""Sets of a model's devices. With more, their mixtures are too coarse to be better than rounded rates."""
+UNUSED = 1e-6
+"""Largest relative rate of a chain that counts as unused: the solver has a tolerance."""
+PROGRAM_S = 2.0
+"""Time limit of the integer program."""
+
+
+class Column(NamedTuple):
+    """A chain of a model."""
+
+    model: int
+    chain: Chain
+    least_per_s: float
+    """The rate from which its batches fill in time; infinity if it is too slow at any rate."""
+
+    @classmethod
+    def of(cls, model: int, problem: PlanProblem, chain: Chain) -> Column:
+        """Returns a chain's column. Its stages are assumed to have about as many replicas as they need."""
+        held_s = sum(inputs * seconds for inputs, seconds in zip(chain.waits, chain.seconds, strict=True))
+        room_s = problem.slo.limit_s - chain.latency_s - held_s
+        return cls(model, chain, (chain.fill + ROUNDED * sum(chain.waits)) / room_s if room_s > 0 else math.inf)
+
+
+def chain_of(problem: PlanProblem, stages: tuple[Stage, ...]) -> Chain:
+    """Returns a chain of stages with one replica each."""
+    figures, seen = evaluate(problem, stages), set[int]()
+    fill, waits = 0.0, [0.0] * len(stages)
+    for split in figures.splits:
+        inputs = split.wait_s * figures.rate_per_s
+        if split.stage_index in seen:
+            waits[split.stage_index] += inputs
+        else:  # the ingress fills the batches of a stage's first split
+            fill += inputs
+        seen.add(split.stage_index)
+    return Chain(
+        stages=stages,
+        devices=tuple(device_names(problem).index(stage.device) for stage in stages),
+        seconds=tuple(1 / min(each.rate_per_s, each.hop_rate_per_s) for each in figures.stages),
+        waits=tuple(waits),
+        latency_s=figures.latency_s - sum(split.wait_s for split in figures.splits),
+        fill=fill,
+    )
+
+
+class Master:
+    """The master problem of a fleet, with all rates relative to the highest that a chain can have alone."""
+
+    def __init__(self, fleet: Fleet, columns: Sequence[Column]) -> None:
+        self.fleet, self.columns = fleet, columns
+        self.stages_CQ, self.work_CQ = np.zeros((2, len(fleet.names), len(columns)))
+        for q, column in enumerate(columns):
+            np.add.at(self.stages_CQ[:, q], list(column.chain.devices), 1.0)
+            np.add.at(self.work_CQ[:, q], list(column.chain.devices), column.chain.seconds)
+        self.own_MQ = np.arange(len(fleet.rate_M))[:, None] == np.array([column.model for column in columns])
+        self.unit_Q = 1 / (self.work_CQ / fleet.count_C[:, None]).max(axis=0)
+
+    def solved(self, *, is_whole: bool = False) -> tuple[FloatArray, FloatArray]:
+        """Returns the rates of the chains in the best division, and the prices of the devices.
+
+        With `is_whole`, each model uses at most `most_chains` chains, their batches fill in time, and devices are left
+        for rounding. There are no prices then. Raises TimeoutError if no division was found in time.
+        """
+        served_MQ = self.own_MQ * self.unit_Q / self.fleet.rate_M[:, None]
+        unit, each_QQ, program = served_MQ.max(), np.eye(len(self.columns)), Program()
+        rate_Q, share = program.variables(len(self.columns)), program.variables(1, cost=-1.0)
+        program.rows((-served_MQ / unit, rate_Q), (np.ones((len(served_MQ), 1)), share), upper=0.0)
+        used = [(self.work_CQ * self.unit_Q, rate_Q)]
+        if is_whole:
+            used_Q = program.variables(len(self.columns), is_integer=True)
+            least_Q = np.array([column.least_per_s for column in self.columns]) / self.unit_Q
+            program.rows((each_QQ, used_Q), upper=1.0)
+            program.rows((self.own_MQ.astype(float), used_Q), upper=float(self.fleet.most_chains))
+            program.rows((each_QQ, rate_Q), (-each_QQ, used_Q), upper=0.0)
+            program.rows((np.diag(least_Q), used_Q), (-each_QQ, rate_Q), upper=0.0)
+            used.append((ROUNDED * self.stages_CQ, used_Q))
+        count_C = program.rows(*used, upper=self.fleet.count_C)
+        solution = program.minimum(PROGRAM_S)
+        assert solution is not None, "using no device keeps all limits"
+        price_C = np.maximum(-solution.duals[count_C], 0.0) if len(solution.duals) else np.zeros(len(count_C))
+        relative_Q = solution.values[: len(self.columns)]
+        return np.where(relative_Q > UNUSED, relative_Q, 0.0) * self.unit_Q, price_C
+
+    def share(self, rate_Q: FloatArray) -> float:
+        """Returns the share of the models at these rates of the chains."""
+        return float((self.own_MQ @ rate_Q / self.fleet.rate_M).min())
+
+    def devices(self, rate_Q: FloatArray) -> IntArray:
+        """Returns all devices, divided among the models (M x C) about as they use them at these rates."""
+        use_MC = (self.own_MQ * rate_Q) @ self.work_CQ.T
+        devices_MC: IntArray = np.floor(use_MC).astype(np.int64)
+        for device, count in enumerate(self.fleet.count_C.astype(int).tolist()):
+            for _ in range(count - int(devices_MC[:, device].sum())):
+                devices_MC[np.argmax(use_MC[:, device] - devices_MC[:, device]), device] += 1
+        return devices_MC
+
+    def near(self, rate_Q: FloatArray, price_C: FloatArray) -> Master:
+        """Returns the master problem of the chains in use, and of the cheapest chains of each model."""
+        price_Q = price_C @ self.work_CQ
+        kept = set(np.flatnonzero(rate_Q > 0).tolist())
+        for own_Q in self.own_MQ:
+            kept.update(np.argsort(np.where(own_Q, price_Q, np.inf))[: min(NEAR, own_Q.sum())].tolist())
+        return Master(self.fleet, [self.columns[q] for q in sorted(kept)])
+
+
+@dataclass(slots=True, kw_only=True)
+class ColumnGeneration:
+    """The columns of a fleet that pricing has found."""
+
+    fleet: Fleet
+    prices: FleetPrices
+    is_over: Callable[[], bool]
+    _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
+
+    def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
+        """Returns the master problem with its solution, or None if a model has no chain that meets its SLO."""
+        self._price(self.prices.price_C)
+        share, master = 0.0, self._master()
+        for _ in range(ROUNDS):
+            if master is None or self.is_over():
+                break
+            rate_Q, price_C = master.solved()
+            if master.share(rate_Q) <= share * (1 + GAIN):
+                break
+            share = master.share(rate_Q)
+            self._price(price_C)
+            master = self._master()
+        if master is None:
+            return None
+        price_C = master.solved()[1]
+        for device in range(len(price_C)):  # chains of one device type leave less to round
+            self._price(np.where(np.arange(len(price_C)) == device, 1.0, EXCLUDED))
+        master = self._master()
+        return None if master is None else (master, *master.solved())
+
+    def _master(self) -> Master | None:
+        columns = [each for each in self._columns.values() if math.isfinite(each.least_per_s)]
+        is_complete = len({each.model for each in columns}) == len(self.fleet.problems)
+        return Master(self.fleet, columns) if is_complete else None
+
+    def _price(self, price_C: FloatArray) -> None:
+        """Adds chains of each model at these prices of a device second.
+
+        The cheapest chain that meets the SLO is approached by the price of latency, which is doubled or bisected.
+        """
+        for model, (walks, problem) in enumerate(zip(self.prices.walks_M, self.fleet.problems, strict=True)):
+            low, high, latency = 0.0, math.inf, 0.0
+            for _ in range(STEPS):
+                least, _ = walks.cheapest(Prices(price_C, np.zeros(len(price_C)), latency), math.inf)
+                if self._add(model, problem, walks):
+                    high = latency
+                else:
+                    low = latency
+                if high <= low * CLOSE:
+                    break
+                if high < math.inf:
+                    latency = math.sqrt(low * high) if low else high / 4
+                else:
+                    latency = 2 * low or least / problem.slo.limit_s
+
+    def _add(self, model: int, problem: PlanProblem, walks: WalkRelaxation) -> bool:
+        """Adds the chain of the last walk; returns whether it can meet the SLO."""
+        stages = walks.last_stages(self.fleet.names)
+        if (model, stages) not in self._columns:
+            self._columns[model, stages] = Column.of(model, problem, chain_of(problem, stages))
+        return math.isfinite(self._columns[model, stages].least_per_s)
+
+
+def divided_by_columns(fleet: Fleet, prices: FleetPrices, is_over: Callable[[], bool]) -> Division:
+    """Returns the best division that was found, with the bound of the relaxation."""
+    divisions = [Division(bound=prices.bound, stages=tuple(() for _ in fleet.problems))]
+    solved = ColumnGeneration(fleet=fleet, prices=prices, is_over=is_over).master()
+    if solved is not None:
+        master, rate_Q, price_C = solved
+        with suppress(TimeoutError):
+            near = master.near(rate_Q, price_C)
+            divisions.append(replace(divisions[0], stages=_rounded(near, near.solved(is_whole=True)[0])))
+        devices_MC = master.devices(rate_Q)
+        if (np.prod(devices_MC + 1.0, axis=1) <= MAX_SETS).all():
+            transfers = Transfers(master=with_searched_chains(master, is_over), is_over=is_over)
+            divisions.append(replace(divisions[0], stages=transfers.best(devices_MC)))
+    return max(divisions, key=lambda each: each.share(fleet))
+
+
+def with_searched_chains(master: Master, is_over: Callable[[], bool]) -> Master:
+    """Returns the master problem with the chains that the planner would mix if a model had the cluster for itself."""
+    columns = list(master.columns)
+    for model, problem in enumerate(master.fleet.problems):
+        if is_over():
+            break
+        alone = replace(problem, most_chains=master.fleet.most_chains)
+        columns += [Column.of(model, problem, chain) for chain in find_chains(alone, SPACES["best"], SEARCHED)]
+    return Master(master.fleet, [each for each in columns if math.isfinite(each.least_per_s)])
+
+
+def _rounded(master: Master, rate_Q: FloatArray) -> tuple[tuple[Stage, ...], ...]:
+    """Returns each model's stages with replicas for the largest multiple of the rates that the devices can serve."""
+    used = [(column, rate) for column, rate in zip(master.columns, rate_Q.tolist(), strict=True) if rate > 0]
+
+    def replicas(factor: float) -> list[list[int]]:
+        return [[max(1, math.ceil(factor * rate * each)) for each in column.chain.seconds] for column, rate in used]
+
+    low, high = 0.0, 2.0
+    while high - low > GAIN:
+        used_C, middle = np.zeros(len(master.fleet.names)), (low + high) / 2
+        for (column, _), counts in zip(used, replicas(middle), strict=True):
+            np.add.at(used_C, list(column.chain.devices), counts)
+        low, high = (middle, high) if (used_C <= master.fleet.count_C).all() else (low, middle)
+    stages = [list[Stage]() for _ in master.fleet.problems]
+    for (column, _), counts in zip(used, replicas(low), strict=True):
+        stages[column.model] += with_replicas(column.chain, counts)
+    return tuple(map(tuple, stages))
+
+
+def with_replicas(chain: Chain, counts: Sequence[int]) -> list[Stage]:
+    """Returns a chain's stages with these replicas."""
+    return [replace(stage, replicas=count) for stage, count in zip(chain.stages, counts, strict=True)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Transfers:
+    """A local search: devices move between models while this raises the least share."""
+
+    master: Master
+    is_over: Callable[[], bool]
+    _mixed: dict[tuple[int, ...], tuple[float, tuple[Stage, ...]]] = field(default_factory=dict)
+    """The share and the stages of a model on its devices."""
+
+    def best(self, devices_MC: IntArray) -> tuple[tuple[Stage, ...], ...]:
+        """Returns each model's stages in the best division that the search reaches from this one."""
+        models = range(len(devices_MC))
+        while not self.is_over():
+            share_M = np.array([self._share(model, devices_MC[model]) for model in models])
+            poor = int(share_M.argmin())
+            better = (
+                self._best_of(kind, devices_MC, poor, share_M[poor]) for kind in self._transfers(devices_MC, poor)
+            )
+            found = next((each for each in better if each is not None), None)
+            if found is None:
+                break
+            devices_MC = found
+        return tuple(self._mixture(model, devices_MC[model])[1] for model in models)
+
+    def _transfers(self, devices_MC: IntArray, poor: int) -> Iterator[Iterator[tuple[int, IntArray]]]:
+        """Yields transfers from another model to the poor one: first of devices of a type, then of one for another."""
+        each_CC = np.eye(devices_MC.shape[1], dtype=np.int64)
+        others = [model for model in range(len(devices_MC)) if model != poor]
+        yield ((other, count * one_C) for other in others for count in MOVED for one_C in each_CC)
+        yield ((other, one_C - back_C) for other in others for one_C, back_C in permutations(each_CC, 2))
+
+    def _best_of(
+        self, transfers: Iterator[tuple[int, IntArray]], devices_MC: IntArray, poor: int, share: float
+    ) -> IntArray | None:
+        """Returns the devices after the transfer with the highest least share, or None if none raises it."""
+        best, least = None, share * (1 + GAIN)
+        for other, moved_C in transfers:
+            after_MC = devices_MC.copy()
+            after_MC[other] -= moved_C
+            after_MC[poor] += moved_C
+            if (after_MC < 0).any() or self.is_over() or self._share(other, after_MC[other]) <= least:
+                continue
+            after = min(self._share(other, after_MC[other]), self._share(poor, after_MC[poor]))
+            if after > least:
+                best, least = after_MC, after
+        return best
+
+    def _share(self, model: int, devices_C: IntArray) -> float:
+        return self._mixture(model, devices_C)[0]
+
+    def _mixture(self, model: int, devices_C: IntArray) -> tuple[float, tuple[Stage, ...]]:
+        """Returns a model's share and stages in the best mixture of its chains on these devices."""
+        key = (model, *devices_C.tolist())
+        if key not in self._mixed:
+            fleet, columns = self.master.fleet, self.master.columns
+            whole = fleet.problems[model]
+            counts = dict(zip(fleet.names, devices_C.tolist(), strict=True))
+            devices = {name: replace(whole.devices[name], count=count) for name, count in counts.items()}
+            problem = replace(whole, devices=devices, most_chains=fleet.most_chains)
+            index = {name: place for place, name in enumerate(device_names(problem))}
+            chains = [
+                replace(each.chain, devices=tuple(index[stage.device] for stage in each.chain.stages))
+                for each in columns
+                if each.model == model and all(stage.device in index for stage in each.chain.stages)
+            ]
+            self._mixed[key] = (0.0, ())
+            if chains:
+                mixture = best_mixture(chains, fastest_options(chains, problem), problem)
+                parts = list(zip(mixture.chains, mixture.replicas, strict=True))
+                rate_per_s = sum(float((np.array(n) / np.array(chain.seconds)).min()) for chain, n in parts)
+                stages = tuple(stage for chain, n in parts for stage in with_replicas(chain, n))
+                self._mixed[key] = (rate_per_s / float(fleet.rate_M[model]), stages)
+        return self._mixed[key]

@@ -1,0 +1,133 @@
+"""Several models that share a cluster, and the relaxation that prices its accelerators."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from earlyexit.errors import PlanError
+from optimizer.cost.evaluate import evaluate, violations
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem, device_names
+from optimizer.search.relaxation import CuttingPlanes
+from optimizer.search.space import SPACES
+from optimizer.search.step import FloatArray
+from optimizer.search.walks import Prices, Walk, WalkRelaxation, tables_of
+
+
+class FleetModel(NamedTuple):
+    """A model of a fleet."""
+
+    problem: PlanProblem
+    """Its devices are those of the whole fleet, and its objective is the highest rate of a single chain."""
+    rate_per_s: float
+    """Requests per second at a share of 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Models (M) that share the accelerators (C) of a cluster. Each gets the same multiple of its rate, the *share*.
+
+    Latencies of all accelerator types must be known for all models.
+    """
+
+    models: Mapping[str, FleetModel]
+    """By name."""
+    most_chains: int = 1
+    """Largest number of parallel chains of a model."""
+
+    def __post_init__(self) -> None:
+        for name, (problem, _) in self.models.items():
+            own = {"generation": problem.generation, "networks": problem.networks, "ingress": problem.ingress}
+            for field, value in {**own, "budget": problem.budget_usd_per_hour}.items():
+                if value:
+                    raise PlanError(f"model {name!r} has {field}, which fleets do not support", at=(name,))
+            if problem.devices != self.problems[0].devices:
+                raise PlanError(f"model {name!r} has devices of its own, but a fleet shares them", at=(name,))
+
+    @property
+    def problems(self) -> tuple[PlanProblem, ...]:
+        return tuple(model.problem for model in self.models.values())
+
+    @property
+    def rate_M(self) -> FloatArray:
+        return np.array([model.rate_per_s for model in self.models.values()])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The accelerator types."""
+        return device_names(self.problems[0])
+
+    @property
+    def count_C(self) -> FloatArray:
+        return np.array([float(self.problems[0].devices[name].count) for name in self.names])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """A plan for each model, on its part of the accelerators."""
+
+    bound: float
+    """No division has a higher share."""
+    stages: tuple[tuple[Stage, ...], ...]
+    """The stages of each model's plan. Without any, the model is not served."""
+
+    def share(self, fleet: Fleet) -> float:
+        """Returns the least share of all models by the cost model, or 0 if a plan breaks a limit."""
+        shares, used = list[float](), Counter[str]()
+        for problem, stages, rate_per_s in zip(fleet.problems, self.stages, fleet.rate_M, strict=True):
+            figures = evaluate(problem, stages) if stages else None
+            if figures is None or violations(problem, stages, figures):
+                return 0.0
+            shares.append(figures.rate_per_s / rate_per_s)
+            for stage in stages:
+                used[stage.device] += stage.replicas
+        return float(min(shares)) if (np.array([used[name] for name in fleet.names]) <= fleet.count_C).all() else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPrices:
+    """The solved relaxation of a fleet."""
+
+    bound: float
+    """No division has a higher share."""
+    price_C: FloatArray
+    """Price of a device second."""
+    rate_MC: FloatArray
+    """Upper bounds of a model's requests per second on each accelerator of a type."""
+    walks_M: Sequence[WalkRelaxation]
+
+
+def priced(fleet: Fleet) -> FleetPrices:
+    """Returns a bound on the share, with the prices that prove it.
+
+    It relaxes one plan for the inputs of all models, in proportion to their rates, as `optimizer.search.walks` relaxes
+    plans of one model. Latencies relative to their limits are averaged over models.
+    """
+    problems, rate_M = fleet.problems, fleet.rate_M
+    limit_M = np.array([problem.slo.limit_s for problem in problems])
+    walks_M = [WalkRelaxation.of(tables_of(problem, SPACES["best"], names=fleet.names)) for problem in problems]
+
+    def cheapest_M(prices: Prices) -> tuple[FloatArray, FloatArray, list[Walk]]:
+        latency_M: FloatArray = prices.latency * limit_M[0] / (limit_M * rate_M * len(rate_M))
+        own_M = [prices._replace(latency=float(latency)) for latency in latency_M]
+        found = [walks.cheapest(own, math.inf) for walks, own in zip(walks_M, own_M, strict=True)]
+        return np.array([least for least, _ in found]), latency_M * limit_M, [walk for _, walk in found]
+
+    def oracle(prices: Prices, _fill_rate: float) -> tuple[float, Walk]:
+        least_M, _, walks = cheapest_M(prices)
+        work_C, hop_C = (rate_M @ [walk[at] for walk in walks] for at in (0, 1))
+        latency_s = float(limit_M[0] * np.mean([walk.latency_s for walk in walks] / limit_M))
+        return float(rate_M @ least_M), Walk(work_C, hop_C, latency_s, 0.0)
+
+    planes = CuttingPlanes(problem=problems[0], space=SPACES["best"], names=fleet.names, oracle=oracle)
+    bounded = planes.highest_rate()
+    least_M, waiting_M, _ = cheapest_M(bounded.prices)
+    price_C = bounded.prices.work_C + bounded.prices.hop_C
+    rate_MC = price_C / np.maximum(least_M - waiting_M, 1e-300)[:, None]
+    return FleetPrices(bound=bounded.value, price_C=price_C, rate_MC=rate_MC, walks_M=walks_M)

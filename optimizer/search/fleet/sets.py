@@ -1,0 +1,111 @@
+"""Divides a few whole devices among models that share them: the best division, and a proven bound.
+
+The rates of a model's chains add up, and each
+chain runs on its own devices. So it suffices to know the highest rate of one chain on each set of devices (A). A set is
+divided in two repeatedly, chain by chain and model by model. The planner can compute these rates, but there are many
+sets. Until a set is planned, its rate is bounded by the prices of a relaxation and by the sets that contain it. Only
+sets that the best division by these bounds uses are planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, product, repeat
+
+import numpy as np
+
+from optimizer.plans.plan import Stage
+from optimizer.problems.problem import PlanProblem
+from optimizer.search.decision import Planned
+from optimizer.search.fleet.prices import Division, Fleet, FleetPrices
+from optimizer.search.planner import solve
+from optimizer.search.step import FloatArray
+
+Chain = tuple[Stage, ...]
+Join = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+class Sets:
+    """All sets of the devices, from none to all, and the divisions of each into two parts."""
+
+    def __init__(self, count_C: FloatArray) -> None:
+        self.devices_AC = np.array(list(product(*(range(int(count) + 1) for count in count_C))))
+        self.within_AA = np.all(self.devices_AC[:, None] >= self.devices_AC, axis=-1)
+        self._whole_P, self._part_P = np.nonzero(self.within_AA)
+        self._rest_P = self._whole_P - self._part_P  # a set's index is a number of mixed radix
+        self._first_A = np.searchsorted(self._whole_P, np.arange(len(self.devices_AC)))
+
+    def best(self, one_A: FloatArray, other_A: FloatArray, join: Join) -> FloatArray:
+        """Returns the best joined value over all divisions, for every set."""
+        return np.maximum.reduceat(join(one_A[self._part_P], other_A[self._rest_P]), self._first_A)
+
+    def divided(self, whole: int, one_A: FloatArray, other_A: FloatArray, join: Join) -> tuple[int, int]:
+        """Returns the two parts of a set's best division."""
+        part_P, rest_P = (each[self._whole_P == whole] for each in (self._part_P, self._rest_P))
+        best = np.argmax(join(one_A[part_P], other_A[rest_P]))
+        return int(part_P[best]), int(rest_P[best])
+
+
+class ChainRates:
+    """The rates of one chain of a model on each set of devices: upper bounds, and rates of planned sets."""
+
+    def __init__(self, problem: PlanProblem, names: Sequence[str], sets: Sets, high_A: FloatArray) -> None:
+        self._problem, self._names, self._sets = problem, names, sets
+        self.high_A, self.low_A = high_A, np.zeros_like(high_A)
+        self.chain_A: list[Chain] = [() for _ in high_A]
+        self.planned: set[int] = set()
+
+    def plan(self, place: int) -> None:
+        """Plans the best chain on a set of devices."""
+        counts = zip(self._names, self._sets.devices_AC[place].tolist(), strict=True)
+        devices = {name: replace(self._problem.devices[name], count=count) for name, count in counts if count}
+        answer = solve(replace(self._problem, devices=devices))
+        self.planned.add(place)
+        within_A = self._sets.within_AA[place]
+        self.high_A[within_A] = np.minimum(self.high_A[within_A], answer.bound if isinstance(answer, Planned) else 0.0)
+        if isinstance(answer, Planned):
+            for larger in np.flatnonzero(self._sets.within_AA[:, place] & (self.low_A < answer.figures.rate_per_s)):
+                self.low_A[larger], self.chain_A[larger] = answer.figures.rate_per_s, answer.stages
+
+
+def best_division(
+    sets: Sets, rates: Sequence[FloatArray], rate_M: FloatArray, most_chains: int
+) -> tuple[float, list[tuple[int, int]]]:
+    """Returns the best share, and the model and devices of each chain, for the rates `rates[model]` of one chain."""
+    several = [
+        list(accumulate(repeat(own_A, most_chains), lambda rest, own: sets.best(own, rest, np.add))) for own_A in rates
+    ]
+    own = [each[-1] / rate for each, rate in zip(several, rate_M, strict=True)]
+    shares = list(accumulate(own, lambda rest, own: sets.best(own, rest, np.minimum)))
+    chains, left = list[tuple[int, int]](), len(sets.devices_AC) - 1
+    for model in reversed(range(len(own))):
+        part = left
+        if model > 0:
+            part, left = sets.divided(left, own[model], shares[model - 1], np.minimum)
+        for fewer_A in reversed(several[model][:-1]):
+            one, part = sets.divided(part, rates[model], fewer_A, np.add)
+            chains.append((model, one))
+        chains.append((model, part))
+    return float(shares[-1][-1]), [(model, place) for model, place in chains if rates[model][place] > 0]
+
+
+def divided_by_sets(fleet: Fleet, prices: FleetPrices, is_over: Callable[[], bool], gap: float) -> Division:
+    """Returns the best division that was found, with its bound. Ends when they differ by at most `gap`."""
+    sets = Sets(fleet.count_C)
+    rates_M = [
+        ChainRates(problem, fleet.names, sets, sets.devices_AC @ rate_C)
+        for problem, rate_C in zip(fleet.problems, prices.rate_MC, strict=True)
+    ]
+    while True:
+        low, used = best_division(sets, [each.low_A for each in rates_M], fleet.rate_M, fleet.most_chains)
+        bound, needed = best_division(sets, [each.high_A for each in rates_M], fleet.rate_M, fleet.most_chains)
+        unknown = {(model, place) for model, place in needed if place not in rates_M[model].planned}
+        if not unknown or bound <= low * (1 + gap) or is_over():
+            break
+        for model, place in sorted(unknown):
+            rates_M[model].plan(place)
+    stages_M = [list[Stage]() for _ in rates_M]
+    for model, place in used:
+        stages_M[model] += rates_M[model].chain_A[place]
+    return Division(bound=bound, stages=tuple(map(tuple, stages_M)))

@@ -1,0 +1,60 @@
+"""Divisions of a cluster among models: against brute force if it is small, and against the bound if it is large."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.planning.fleet import CLUSTERS, fleet_of
+from optimizer.problems.problem import MaximizeRate, PlanProblem, Supply
+from optimizer.search.fleet.columns import divided_by_columns
+from optimizer.search.fleet.prices import Fleet, FleetModel, priced
+from optimizer.search.fleet.solve import solve_fleet
+from profiles.lengths import Lengths
+from tests.optimizer.plain_problem import random_problem
+from tests.optimizer.test_chains import best_of_all
+
+SMALL = [each for each in map(random_problem, range(120)) if len(each.latency) == 2 and each.num_blocks <= 3]
+
+
+def on(problem: PlanProblem, *counts: int) -> PlanProblem:
+    """Returns the problem of the highest rate on these numbers of T4 and V100."""
+    devices = {name: Supply(count=count) for name, count in zip(("T4", "V100"), counts, strict=True)}
+    return replace(problem, devices=devices, objective=MaximizeRate(), budget_usd_per_hour=None)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_no_division_of_a_few_devices_between_two_models_is_better(place: int) -> None:
+    one, other = SMALL[2 * place : 2 * place + 2]
+    models = {"one": FleetModel(on(one, 2, 2), 1.0), "other": FleetModel(on(other, 2, 2), 2.0)}
+    fleet = Fleet(models=models, most_chains=2)
+    best = max(
+        min(best_of_all(on(one, t4, v100), 2) or 0.0, (best_of_all(on(other, 2 - t4, 2 - v100), 2) or 0.0) / 2)
+        for t4, v100 in ((0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1))
+    )
+    division = solve_fleet(fleet, time_limit_s=60.0, now_s=lambda: 0.0)
+    assert best * (1 - 0.005) <= division.share(fleet) <= best * (1 + 1e-6)
+    assert best * (1 - 1e-6) <= division.bound <= max(division.share(fleet) * (1 + 0.005), 1e-9)
+    quick = divided_by_columns(fleet, priced(fleet), lambda: False)
+    assert 0.7 * best <= quick.share(fleet) <= best * (1 + 1e-6)
+    assert quick.bound >= best * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_share_of_models_on_ten_thousand_accelerators_is_near_its_bound(seed: int) -> None:
+    fleet = fleet_of(CLUSTERS[1], seed, 3)
+    division = solve_fleet(fleet, time_limit_s=60.0, now_s=lambda: 0.0)
+    assert division.bound / 1.02 <= division.share(fleet) <= division.bound
+
+
+def test_inputs_with_lengths_are_planned_in_tokens() -> None:
+    problem = next(each for each in SMALL if best_of_all(on(each, 2, 2), 1))
+    latency = {name: replace(table, length=1) for name, table in problem.latency.items()}
+    plain = on(replace(problem, latency=latency), 2, 2)
+    shares = []
+    for each in (plain, replace(plain, lengths=Lengths(mean=1.0))):
+        fleet = Fleet(models={"m": FleetModel(each, 1.0), "n": FleetModel(each, 1.0)})
+        shares.append(solve_fleet(fleet, time_limit_s=60.0, now_s=lambda: 0.0).share(fleet))
+    assert shares[1] == pytest.approx(shares[0], rel=0.01)
+    assert shares[0] > 0
