@@ -14,10 +14,13 @@ from offramp.commands.options import FleetJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text
 from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, answer_document, serving_plan, stage_table
 from optimizer.cost.evaluate import evaluate
+from optimizer.cost.explain import no_plan_text
 from optimizer.plans.plan_file import write_plan
 from optimizer.problems.fleet_file import read_fleet
-from optimizer.search.decision import Planned, gap_between
+from optimizer.problems.problem_file import ProblemFile
+from optimizer.search.decision import NoPlan, Planned, gap_between
 from optimizer.search.fleet.solve import solve_fleet
+from optimizer.search.planner import solve
 
 
 def run(job: FleetJob) -> None:
@@ -27,7 +30,7 @@ def run(job: FleetJob) -> None:
     division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
     share = division.share(fleet)
     if not share:
-        print("no plan: the cluster cannot serve all models within their SLOs", file=sys.stderr)
+        print(_why_none(files), file=sys.stderr)
         raise typer.Exit(NO_PLAN)
     gap = gap_between(share, division.bound)
     answers = {}
@@ -44,6 +47,15 @@ def run(job: FleetJob) -> None:
     asked = {name: model.rate_per_s for name, model in fleet.models.items()}
     document = {**figures_of_all, "asked_per_s": asked, "models": models}
     print_result(document, lambda: list(_tables(document, answers)), as_json=job.as_json)
+
+
+def _why_none(files: Mapping[str, ProblemFile]) -> str:
+    """Returns why no division serves all models."""
+    for name, file in files.items():
+        decision = solve(file.problem)
+        if isinstance(decision, NoPlan):
+            return f"model {name!r}, even with all devices: {no_plan_text(file.problem, decision)}"
+    return "no plan: each model could be served alone, but the devices are too few for all of them"
 
 
 def _write_plans(job: FleetJob, answers: Mapping[str, PlanAnswer]) -> None:

@@ -162,29 +162,22 @@ class ColumnGeneration:
 
     def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
         """Returns the master problem with its solution, or None if a model has no chain that meets its SLO."""
-        self._price(self.prices.price_C)
-        share, master = 0.0, self._master()
+        prices = [self.prices.price_C]
+        # Chains of one device type leave less to round.
+        prices += [np.where(each_C, 1.0, EXCLUDED) for each_C in np.eye(len(self.fleet.names), dtype=bool)]
+        share = 0.0
         for _ in range(ROUNDS):
-            if master is None or self.is_over():
-                break
+            for price_C in prices:
+                self._price(price_C)
+            columns = [each for each in self._columns.values() if math.isfinite(each.least_per_s)]
+            if len({each.model for each in columns}) < len(self.fleet.problems):
+                return None
+            master = Master(self.fleet, columns)
             rate_Q, price_C = master.solved()
-            if master.share(rate_Q) <= share * (1 + GAIN):
+            if master.share(rate_Q) <= share * (1 + GAIN) or self.is_over():
                 break
-            share = master.share(rate_Q)
-            self._price(price_C)
-            master = self._master()
-        if master is None:
-            return None
-        price_C = master.solved()[1]
-        for device in range(len(price_C)):  # chains of one device type leave less to round
-            self._price(np.where(np.arange(len(price_C)) == device, 1.0, EXCLUDED))
-        master = self._master()
-        return None if master is None else (master, *master.solved())
-
-    def _master(self) -> Master | None:
-        columns = [each for each in self._columns.values() if math.isfinite(each.least_per_s)]
-        is_complete = len({each.model for each in columns}) == len(self.fleet.problems)
-        return Master(self.fleet, columns) if is_complete else None
+            share, prices = master.share(rate_Q), [price_C]
+        return master, rate_Q, price_C
 
     def _price(self, price_C: FloatArray) -> None:
         """Adds chains of each model at these prices of a device second.

@@ -129,5 +129,5 @@ def priced(fleet: Fleet) -> FleetPrices:
     bounded = planes.highest_rate()
     least_M, waiting_M, _ = cheapest_M(bounded.prices)
     price_C = bounded.prices.work_C + bounded.prices.hop_C
-    rate_MC = price_C / np.maximum(least_M - waiting_M, 1e-300)[:, None]
+    rate_MC = price_C / np.maximum(least_M - waiting_M, 1e-100)[:, None]
     return FleetPrices(bound=bounded.value, price_C=price_C, rate_MC=rate_MC, walks_M=walks_M)

@@ -217,10 +217,12 @@ def test_two_models_share_a_cluster(tmp_path: Path, capsys: Captured) -> None:
         assert sum(stage.replicas for stage in plan.stages) == 2
     assert run("fleet", path) == 0
     assert "Each model can be served" in " ".join(capsys.readouterr().out.split())
-    slow = {**DOCUMENT, "slo": {"latency_s": 1e-6}}
-    written(tmp_path / "problem.yaml", json.dumps(slow))
+    written(path, json.dumps(fleet | {"devices": {"V100": {"count": 1}}}))
     assert run("fleet", path) == 3
-    assert "the cluster cannot serve all models within their SLOs" in capsys.readouterr().err
+    assert "the devices are too few for all of them" in capsys.readouterr().err
+    written(tmp_path / "problem.yaml", json.dumps({**DOCUMENT, "slo": {"latency_s": 1e-6}}))
+    assert run("fleet", path) == 3
+    assert "model 'a', even with all devices: no plan: the SLO of 0.001 ms" in capsys.readouterr().err
 
 
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
