@@ -30,7 +30,7 @@ def run(job: FleetJob) -> None:
     division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
     share = division.share(fleet)
     if not share:
-        print(_why_none(files), file=sys.stderr)
+        print(_why_none(files, division.bound), file=sys.stderr)
         raise typer.Exit(NO_PLAN)
     gap = gap_between(share, division.bound)
     answers = {}
@@ -49,12 +49,14 @@ def run(job: FleetJob) -> None:
     print_result(document, lambda: list(_tables(document, answers)), as_json=job.as_json)
 
 
-def _why_none(files: Mapping[str, ProblemFile]) -> str:
-    """Returns why no division serves all models."""
+def _why_none(files: Mapping[str, ProblemFile], bound: float) -> str:
+    """Returns why no division that serves all models was found; `bound` is a bound on the share."""
     for name, file in files.items():
         decision = solve(file.problem)
         if isinstance(decision, NoPlan):
             return f"model {name!r}, even with all devices: {no_plan_text(file.problem, decision)}"
+    if bound > 0:
+        return f"no division that serves all models was found, though there may be one with a share of {bound:.4g}"
     return "no plan: each model could be served alone, but the devices are too few for all of them"
 
 

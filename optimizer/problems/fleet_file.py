@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -25,13 +26,17 @@ class FleetModelDocument(StrictDocument):
     """Requests per second at a share of 1."""
 
 
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+"""A model's name, which names its plan file as well."""
+
+
 class FleetDocument(StrictDocument):
     """A whole fleet file."""
 
     devices: dict[str, Supply] = Field(min_length=1)
     most_chains: int = Field(MOST_CHAINS, ge=1, le=MOST_CHAINS)
     """Largest number of parallel chains of a model."""
-    models: dict[str, FleetModelDocument] = Field(min_length=1)
+    models: dict[Name, FleetModelDocument] = Field(min_length=1)
 
 
 def read_fleet(path: Path) -> tuple[Fleet, Mapping[str, ProblemFile]]:
