@@ -46,7 +46,7 @@ ASSIGNMENT = Assignment(
     policy=None,
     dispatch="work-conserving",
 )
-ROUTE = StageRoute(index=0, first=0, assignment=ASSIGNMENT, budgets=(Budget(inputs=4),), expected_s=0.0)
+ROUTE = StageRoute(first=0, assignment=ASSIGNMENT, budgets=(Budget(inputs=4),), expected_s=0.0)
 
 
 async def soon(awaited: Awaitable[T]) -> T:

@@ -241,7 +241,7 @@ class Chain:
         The reserve is infinite if this stage defers batches and the time of a later stage is unknown.
         """
         sum_s = 0.0
-        for later in self.stages[stage.index + 1 :]:
+        for later in [each for each in self.stages if each.first > stage.first]:
             if not later.expected_s and stage.assignment.dispatch == "deferred":
                 return math.inf
             sum_s += later.expected_s

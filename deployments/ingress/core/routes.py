@@ -245,8 +245,6 @@ SMOOTHING = 0.1
 class StageRoute:
     """The route to one stage of a chain. A stage with blocks of several networks has one route per network."""
 
-    index: int
-    """The position of the route in the chain."""
     first: int
     """The first block."""
     assignment: Assignment
@@ -286,13 +284,12 @@ def stage_routes(plan: Plan, assignments: Iterable[Assignment], block_s: Sequenc
     ]
     return tuple(
         StageRoute(
-            index=index,
             first=splits[0].first,
             assignment=assignment,
             budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
             expected_s=sum(block_s[splits[0].first : splits[-1].end]),
         )
-        for index, (assignment, splits) in enumerate(parts)
+        for assignment, splits in parts
     )
 
 

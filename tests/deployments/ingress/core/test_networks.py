@@ -38,7 +38,7 @@ def test_with_three_networks_one_in_between_is_passed_over() -> None:
     assert world.log[-1] == "0 send 1: a to first for block 4 of network 2"
     [chain] = world.core.chains.active
     assert (chain.network, chain.plan.used) == (0, (0, 2))
-    assert [chain.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
+    assert [chain.stages.index(chain.at(block)) for block in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
 def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_given_up() -> None:
