@@ -139,7 +139,7 @@ class ControlLoop:
         self._requested_s = -math.inf
         self._switched_epoch = 0
         """The epoch of the last plan to which this process changed. New thresholds do not change it."""
-        self._missing = MissingAccelerators()
+        self._missing = MissingAccelerators(now_s)
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}
@@ -255,8 +255,7 @@ class ControlLoop:
                 self._ingress_reports(), fleet.replica_reports(), fleet.capacity(), fleet.running()
             )
         now_s, state = self._clock.now_s(), self.state
-        is_served = state.suspended is None and not self._view.is_changing
-        left = self._missing.left(capacity, running, state.placed if is_served else None, now_s)
+        left = self._missing.left(capacity, running, state, now_s)
         devices = self.settings.problem.devices.items()
         counts = {device: min(supply.count, left.get(device, 0)) for device, supply in devices}
         self._update_view(

@@ -41,8 +41,6 @@ REST_PERIODS = 5
 """The number of periods without work for a straggler, before it is tried again."""
 BLAME_PERIODS = 5
 """The number of periods in which a plan that was rolled back is not chosen again."""
-LONGEST_START_S = 240.0
-"""How long a change waits for its replicas until it is given up. They load their model and warm up."""
 TRIES = 10
 """The number of failures of any kind after which a change is given up. Dead processes usually restart sooner."""
 RECENT_INPUTS = (100, 300, 1000)
@@ -296,18 +294,19 @@ def accelerators_changed(view: View) -> Outcome | None:
     event = "capacity", f"{reason}: {dict(before)} before, {counts} now"
     if reason != "capacity lost":
         return Outcome(events=(event,), replan=reason)
-    less = None if view.is_changing else _shrunk(view, reason, "the same splits on what still runs")
+    less = _shrunk(view, reason, "the same splits on what still runs")
     return Outcome(events=(event,), state={"hold": False}, plan=less, replan=reason)
 
 
 def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
-    """Returns the same splits on the replicas that still run and do not rest; None unless every stage has one.
+    """Returns the followed splits on the replicas that still run and do not rest; None unless every stage has one.
 
     Nothing has to start or move for it. The replan then compares other plans with it.
     """
     # A straggler that was lost with its accelerator rests no more.
     view = replace(view, state=replace(view.state, **ended_rests(view)))
-    placed, left = view.place(view.state.placed.plan), dict[str, int]()
+    followed = view.state.followed or view.state.placed
+    placed, left = view.place(view.with_current_thresholds(followed.plan)), dict[str, int]()
     running = view.without_resting(view.running)
     for device in {stage.device for stage in placed.plan.stages}:
         left |= divide_replicas(placed.needed(device), running.get(device, 0))
@@ -324,20 +323,19 @@ def change_failed(view: View) -> Outcome | None:
     Without such a plan, or without its accelerators, the controller plans anew.
     """
     state, placed, followed = view.state, view.state.placed, view.state.followed
-    is_late = view.now_s >= max(state.at_s, view.began_s) + LONGEST_START_S and bool(view.missing)
     is_same = followed is not None and followed.plan.stages == placed.plan.stages
-    if is_same or not (is_late or view.failed >= TRIES):
+    if is_same or view.failed < TRIES:
         return None
     words = f"gives up plan {placed.epoch}: the change to it failed repeatedly"
-    back = _roll_back(view, None if followed is None else followed.plan, words)
+    back = _roll_back(view, followed, words)
     if back.plan is None and placed.plan.planned_stages in state.blamed:  # there was no other plan
         return None
     return replace(back, events=(("error", words),), state={**back.state, "hold": False})
 
 
-def _roll_back(view: View, plan: Plan | None, words: str) -> Outcome:
+def _roll_back(view: View, earlier: PlacedPlan | None, words: str) -> Outcome:
     """Bars the current plan for a while, and returns to an earlier plan or, without its accelerators, replans."""
-    placed = None if plan is None else view.place(view.with_current_thresholds(plan))
+    placed = None if earlier is None else view.place(view.with_current_thresholds(earlier.plan))
     blamed = {**view.state.blamed, view.state.placed.plan.planned_stages: view.period + BLAME_PERIODS}
     if placed is None or not view.has_room(placed):
         return Outcome(state={"blamed": blamed}, replan="roll back")
@@ -367,7 +365,7 @@ def trial_over(view: View) -> Outcome | None:
     over = Outcome(events=(("trial", judgement.words),), state={"trial": None})
     if not judgement.change or state.previous is None:
         return over
-    back = _roll_back(view, state.previous.plan, judgement.words)
+    back = _roll_back(view, state.previous, judgement.words)
     return replace(back, events=over.events, state={**over.state, **back.state})
 
 
@@ -713,14 +711,13 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
 def without_plan(view: View, words: str, reason: str) -> Outcome:
     """Keeps or restores a plan whose accelerators exist, because late answers are better than none."""
     state = view.state
-    placed = next((each for each in (state.placed, state.followed) if each is not None and view.has_room(each)), None)
-    if placed is None:
+    if not view.has_room(state.placed):
         changes = {"suspended": words, "trial": None, "followed": None}
         events = () if state.suspended == words else (("suspended", words),)
         return Outcome(events=events, state=changes, settles=True)
-    if state.suspended is not None or placed != state.placed:
-        return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
-    return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
+    if state.suspended is not None:
+        return Outcome(plan=NewPlan(placed=view.place(state.placed.plan), reason=reason, words=words))
+    return Outcome(events=(("no plan", f"{words}; keeps plan {state.placed.epoch}"),))
 
 
 def _plan_of(view: View, stages: tuple[Stage, ...], figures: Evaluation) -> Plan:

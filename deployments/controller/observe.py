@@ -437,47 +437,52 @@ def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:
 # Missing accelerators
 
 
-EMPTY_S = 30.0
-"""How long a stage may have no replica before accelerators count as missing. Serve replaces a replica in about 20 s."""
-BELIEVED_S = 60.0
-"""How long accelerators count as missing. Then they are tried again, if Ray still counts them."""
+EMPTY_S, BELIEVED_S = 35.0, 60.0
+"""How long ago every stage had a replica when accelerators count as missing, and for how long they do. Then they are
+tried again, if Ray still counts them. Serve replaces a replica in about 20 s."""
+LONGEST_START_S, UNSTARTED_S = 240.0, 1800.0
+"""The same for replicas that load their model and warm up: for a change of plan, or for the first plan."""
 
 
 class MissingAccelerators:
-    """Detects accelerators that are lost although Ray still counts them: a type has fewer replicas than stages.
+    """Detects accelerators that Ray counts although they are lost, or although no replica starts on them.
 
     As long as every stage has a replica, the plan continues with fewer replicas, and Serve replaces the lost ones.
     """
 
-    def __init__(self) -> None:
-        self._ran: dict[str, int] = {}
+    def __init__(self, began_s: float) -> None:
+        self._ran = Counter[str]()
         """The most replicas that each type has run at once."""
-        self._empty_s: float | None = None
-        """Since when a type has had fewer replicas than stages."""
+        self._whole_s = began_s
+        """When no type lacked replicas: one per stage or, during a change, all that the new plan needs."""
         self._missing: dict[str, tuple[int, int, int, float]] = {}
-        """By type: missing accelerators, needed ones, those that Ray counted, and until when this entry is valid."""
+        """By type with missing accelerators: replicas that ran, replicas that the plan needed, accelerators that Ray
+        counted, and until when this entry is valid."""
 
     def left(
-        self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan | None, now_s: float
+        self, capacity: Mapping[str, int], running: Mapping[str, int], state: State, now_s: float
     ) -> dict[str, int]:
-        """Returns the available accelerators by type. `placed`: the current plan; None while it changes."""
-        self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
-        num_stages = Counter[str]() if placed is None else Counter(stage.device for stage in placed.plan.stages)
-        # A type that never ran a replica per stage may only be slow to start.
-        if not any(running.get(device, 0) < num <= self._ran.get(device, 0) for device, num in num_stages.items()):
-            self._empty_s = None
-        elif self._empty_s is None:
-            self._empty_s = now_s
-        elif placed is not None and now_s >= self._empty_s + EMPTY_S:
-            self._empty_s = None
-            for device, needed in placed.occupied.items():
-                number = min(needed - running.get(device, 0), capacity.get(device, 0))
-                if number > 0:
-                    self._missing[device] = number, needed, capacity[device], now_s + BELIEVED_S
+        """Returns the available accelerators by type."""
+        self._ran |= Counter(running)
+        placed, changes = state.placed, state.followed != state.placed
+        wanted = placed.occupied if changes else Counter(stage.device for stage in placed.plan.stages)
+        lacking = [device for device, number in wanted.items() if running.get(device, 0) < number]
+        if state.suspended is not None or not lacking:
+            self._whole_s = now_s
+        longest_s, believed_s = LONGEST_START_S, UNSTARTED_S
+        if not changes and any(wanted[device] <= self._ran[device] for device in lacking):
+            longest_s, believed_s = EMPTY_S, BELIEVED_S
+        if now_s >= max(self._whole_s, state.at_s) + longest_s:
+            self._whole_s = now_s
+            self._missing |= {
+                device: (running.get(device, 0), needed, capacity.get(device, 0), now_s + believed_s)
+                for device, needed in placed.occupied.items()
+            }
         self._missing = {
-            device: (number, needed, counted, until_s)
-            for device, (number, needed, counted, until_s) in self._missing.items()
+            device: (ran, needed, counted, until_s)
+            for device, (ran, needed, counted, until_s) in self._missing.items()
             if now_s < until_s and capacity.get(device, 0) == counted and running.get(device, 0) < needed
         }
-        missing = {device: number for device, (number, _, _, _) in self._missing.items()}
-        return {device: count - missing.get(device, 0) for device, count in capacity.items()}
+        # Serve starts replicas on all accelerators on which they start, so that the others are missing.
+        most = {device: max(ran, running.get(device, 0)) for device, (ran, _, _, _) in self._missing.items()}
+        return {device: min(count, most.get(device, count)) for device, count in capacity.items()}

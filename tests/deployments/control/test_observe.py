@@ -409,37 +409,39 @@ async def test_the_next_question_is_asked_if_a_plan_was_neither_found_nor_ruled_
         await proposed(planner, dear, dear)
 
 
-ALL, WITHOUT_STAGE = {"cpu": 4}, {"cpu": 1}
+ALL, WITHOUT_STAGE, FOLLOWED = {"cpu": 4}, {"cpu": 1}, State.first(PlacedPlan(plan=PLAN), {}, 0.0)
 
 
-def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int = 6) -> int:
-    return missing.left({"cpu": counted}, running, PlacedPlan(plan=PLAN), at_s)["cpu"]
+def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int = 6, state: State = FOLLOWED) -> int:
+    return missing.left({"cpu": counted}, running, state, at_s)["cpu"]
 
 
 def given_up() -> Missing:
     """What is believed of a stage that was empty from 5 to 35 s."""
-    missing = Missing()
+    missing = Missing(0.0)
     looks = [(ALL, 0.0), *((WITHOUT_STAGE, 5.0 * k) for k in range(1, 8))]
-    assert [left(missing, running, at_s) for running, at_s in looks] == [6] * 7 + [3]
+    assert [left(missing, running, at_s) for running, at_s in looks] == [6] * 7 + [1]
     return missing
 
 
 def test_a_stage_that_starts_or_whose_replica_serve_restarts_within_20_s_is_not_given_up() -> None:
-    missing = Missing()
+    missing = Missing(0.0)
+    assert [left(missing, WITHOUT_STAGE, 60.0 * k) for k in range(6)] == [6] * 4 + [1] * 2, "it never starts"
+    missing = Missing(0.0)
     assert [left(missing, WITHOUT_STAGE, 20.0 * k) for k in range(-5, 0)] == [6] * 5
     looks = [ALL, *[WITHOUT_STAGE] * 5, ALL, *[WITHOUT_STAGE] * 5, ALL]
     assert {left(missing, running, 5.0 * k) for k, running in enumerate(looks)} == {6}
     left(missing, WITHOUT_STAGE, 65.0)
-    missing.left({"cpu": 6}, WITHOUT_STAGE, None, 90.0)  # the plan changes, for which replicas are started
-    assert left(missing, WITHOUT_STAGE, 95.0) == 6
+    changed = replace(FOLLOWED, at_s=90.0)
+    assert left(missing, WITHOUT_STAGE, 95.0, state=changed) == 6
 
 
 def test_accelerators_are_there_again_once_ray_counts_them_or_their_replicas_run_or_after_a_while() -> None:
     missing = given_up()
-    assert left(missing, WITHOUT_STAGE, 36.0) == 3
+    assert left(missing, WITHOUT_STAGE, 36.0) == 1
     assert left(missing, WITHOUT_STAGE, 38.0, counted=5) == 5
     assert left(missing, WITHOUT_STAGE, 40.0) == 6
     assert left(given_up(), ALL, 40.0) == 6
     missing = given_up()
-    assert left(missing, WITHOUT_STAGE, 35.0 + BELIEVED_S - 1.0) == 3
-    assert left(missing, WITHOUT_STAGE, 35.0 + BELIEVED_S) == 6
+    state = replace(FOLLOWED, suspended="no plan")
+    assert [left(missing, WITHOUT_STAGE, 35.0 + BELIEVED_S - each, state=state) for each in (1.0, 0.0)] == [1, 6]
