@@ -173,7 +173,7 @@ class SimulatedReplica:
 
         If answered inputs stay, the batch does not shrink. Probes are evaluated by every ramp.
         """
-        if batch.split.overlap_below is not None or self.engine.num_running > 1:
+        if batch.split.overlap_below is not None or len(self.engine.running) > 1:
             self._beside.begin(batch, self.works, self._problem.ramps)
             return
         split, started_s, stays = batch.split, batch.started_s, batch.stays

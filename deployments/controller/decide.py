@@ -473,7 +473,8 @@ def _survival_deviation(
     if not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
     plan, reach, records = view.state.placed.plan, forecast.reach, view.stream.records(view.state, forecast.at_s)
-    expected, num_probes = forecast.of(plan.used), np.inf if records is None else len(records)
+    num_probes = np.inf if records is None else len(records)
+    expected = forecast.survival_of.get(plan.used, forecast.survival)
     for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # The exits of inputs that are still in the service, or were dropped, are unknown.
         unknown = abs(recent.arrived - recent.answered - sum(recent.drops.values()))

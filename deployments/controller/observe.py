@@ -88,17 +88,13 @@ class Forecast:
     how: str
     """The method, for the user."""
     survival_of: Mapping[Used, SurvivalForecast]
-    """For a cascade, forecasts for plans that skip networks, by the networks that they use."""
+    """For a cascade, forecasts for plans that skip networks, by exactly the networks that they use."""
     reach: Reach | None
     """The share of inputs that reach each block according to recent probes; None with too few probes."""
     rate: RateForecast | None
     """The expected rate; None before the first input was counted."""
     lengths: Lengths | None
     """The expected lengths; None if inputs have none."""
-
-    def of(self, used: Used) -> SurvivalForecast:
-        """Returns the survival forecast for plans that use exactly these networks."""
-        return self.survival_of.get(used, self.survival)
 
     def expected(self, problem: PlanProblem) -> PlanProblem:
         """Returns the problem with the expected survival and lengths."""

@@ -177,6 +177,8 @@ SPLIT_COUNTS = ("batches", "inputs", "tokens", "fill", "token_fill", "busy_s", "
 """The counts of a split in a report."""
 BROKEN_AFTER = 20
 """The number of consecutive single-input failures after which the replica is unhealthy (a lost GPU, for example)."""
+HUNG_S = 300.0
+"""How long after the last deadline of its inputs a batch means that the device hangs. Compilations are shorter."""
 
 
 class StageHost:
@@ -272,6 +274,9 @@ class StageHost:
             raise RuntimeError("the device thread has ended")
         if self.device.failures_in_a_row >= BROKEN_AFTER:
             raise RuntimeError(f"the model failed on {self.device.failures_in_a_row} inputs in a row")
+        overdue_s = self._clock.now_s() - HUNG_S
+        if any(max(each.deadline_s for each in batch.members) < overdue_s for batch in self.device.engine.running):
+            raise RuntimeError(f"a batch still runs {HUNG_S:.0f} s after the last deadline of its inputs")
 
     def report(self, *, replica: str, node: str) -> ReplicaReport:
         """Returns the report for the controller. Its times leave out probes, which do more work than other inputs."""

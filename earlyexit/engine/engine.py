@@ -387,9 +387,9 @@ class BatchEngine(Generic[P]):
         return {member.sequence for running in self._running for member in running.batch.members}
 
     @property
-    def num_running(self) -> int:
-        """The number of batches on the device."""
-        return len(self._running)
+    def running(self) -> list[Batch[P]]:
+        """The batches on the device."""
+        return [each.batch for each in self._running]
 
     def begin(self, now_s: float) -> Choice[P]:
         """Returns the next batch if the device may begin one, and notes that it runs."""

@@ -141,7 +141,7 @@ class IngressCore(Unanswered):
                 self.check_room(len(inputs), now_s)
             left_s = inputs[0].deadline_s - now_s
             drawn, late_s = self.chains.draw([each.tokens for each in inputs], left_s, now_s)
-            if late_s > 0 and self.chains.counts_tokens:  # otherwise `check` has admitted them
+            if late_s > 0 and any(each.admission.counts_tokens for each in drawn):  # otherwise, `check` admits them
                 self.refuse_late(len(inputs), left_s, late_s)
         self.chains.assign(drawn, inputs)
         for chain in drawn:

@@ -325,7 +325,6 @@ class Chains:
             chain.follow(number, own, share, islice(assignments, len(own.stages)))
             chain.turn = 0
             self._update(chain)
-        self.counts_tokens = any(chain.admission.counts_tokens for chain in self.active)
 
     @property
     def _tokens_per_input(self) -> float | None:

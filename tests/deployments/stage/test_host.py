@@ -17,7 +17,7 @@ from msgspec import structs
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from deployments.choices import TracingSettings
-from deployments.replica.host import BROKEN_AFTER, NOTHING, OpenCall, StageHost, build_runner, chunks_by_call
+from deployments.replica.host import BROKEN_AFTER, HUNG_S, NOTHING, OpenCall, StageHost, build_runner, chunks_by_call
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, SplitRun, StageCall
 from earlyexit.clock import MonotonicClock
@@ -276,7 +276,9 @@ async def test_a_traced_input_whose_batch_fails_has_run_in_that_batch_and_alone(
     assert runs == {"a": [], "b": [2, 1]}
 
 
-async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_ended(settings: ServeSettings) -> None:
+async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_hangs_or_has_ended(
+    settings: ServeSettings,
+) -> None:
     class Broken(RecordedRunner):
         def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
             raise MemoryError("no device")
@@ -290,8 +292,19 @@ async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_en
     with pytest.raises(RuntimeError, match="the model failed on 20 inputs in a row"):
         replica.host.check()
     replica.host.threads.stop()
+    host = StageHost(settings, V100, replica.runner, clock := ManualClock(0.0), replica.deliver)
+    call = structs.replace(call_of("a"), remaining_s=(5.0,))
+    host.submit(call, replica.assignment(1, FIRST), OpenCall(1, lambda _: None))
+    assert isinstance(host.device.start_next(), Batch), "it does not end"
+    host.threads.start()
+    clock.advance(5.0 + HUNG_S)
+    host.check()
+    clock.advance(0.1)
+    with pytest.raises(RuntimeError, match="a batch still runs 300 s after the last deadline"):
+        host.check()
+    host.threads.stop()
     with pytest.raises(RuntimeError, match="the device thread has ended"):
-        replica.host.check()
+        host.check()
 
 
 # Batches that overlap
