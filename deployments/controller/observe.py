@@ -437,7 +437,7 @@ EMPTY_S, BELIEVED_S = 35.0, 60.0
 """How long ago every stage had a replica when accelerators count as missing, and for how long they do. Then they are
 tried again, if Ray still counts them. Serve replaces a replica in about 20 s."""
 LONGEST_START_S, UNSTARTED_S = 240.0, 1800.0
-"""The same for replicas that load their model and warm up: for a change of plan, or for the first plan."""
+"""The same for replicas that load their model and warm up for a change of plan. Those of the first plan have longer."""
 
 
 class MissingAccelerators:
@@ -465,7 +465,7 @@ class MissingAccelerators:
         lacking = [device for device, number in wanted.items() if running.get(device, 0) < number]
         if state.suspended is not None or not lacking:
             self._whole_s = now_s
-        longest_s, believed_s = LONGEST_START_S, UNSTARTED_S
+        longest_s, believed_s = LONGEST_START_S if changes else UNSTARTED_S, UNSTARTED_S
         if not changes and any(wanted[device] <= self._ran[device] for device in lacking):
             longest_s, believed_s = EMPTY_S, BELIEVED_S
         if now_s >= max(self._whole_s, state.at_s) + longest_s:
