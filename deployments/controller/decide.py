@@ -712,13 +712,14 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
 def without_plan(view: View, words: str, reason: str) -> Outcome:
     """Keeps or restores a plan whose accelerators exist, because late answers are better than none."""
     state = view.state
-    if not view.has_room(state.placed):
+    placed = next((each for each in (state.placed, state.followed) if each is not None and view.has_room(each)), None)
+    if placed is None:
         changes = {"suspended": words, "trial": None, "followed": None}
         events = () if state.suspended == words else (("suspended", words),)
         return Outcome(events=events, state=changes, settles=True)
-    if state.suspended is not None:
-        return Outcome(plan=NewPlan(placed=view.place(state.placed.plan), reason=reason, words=words))
-    return Outcome(events=(("no plan", f"{words}; keeps plan {state.placed.epoch}"),))
+    if state.suspended is not None or placed != state.placed:
+        return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
+    return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
 
 
 def _plan_of(view: View, stages: tuple[Stage, ...], figures: Evaluation) -> Plan:
