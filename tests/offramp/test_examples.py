@@ -76,15 +76,15 @@ def test_every_example_is_read_and_rendered(examples: Path, name: str) -> None:
     assert RayService.model_validate(ray_service(name, config, service.inventory, kubernetes))
 
 
-def test_every_service_file_is_tested_and_the_manifest_is_of_the_mixed_cluster() -> None:
+def test_every_service_file_is_tested_and_the_manifest_has_the_fields_of_render(examples: Path) -> None:
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(COUNTS) - {"cascade/service"}
     manifest = RayService.model_validate(yaml.safe_load((EXAMPLES / "kuberay/rayservice.yaml").read_text("utf-8")))
     [application] = yaml.safe_load(manifest.spec.serveConfigV2)["applications"]
-    settings = ServeSettings.model_validate(application["args"])
-    assert settings.plan.num_blocks == 12
-    assert settings.control is not None
-    devices = settings.control.problem.devices
-    assert {name: supply.count for name, supply in devices.items()} == COUNTS["e3_mixed"]
+    held, now = application["args"], read_service(examples / "e3_mixed.yaml", quickly).settings.model_dump(mode="json")
+    assert ServeSettings.model_validate(held).plan.num_blocks == 12
+    problem, problem_now = (each["control"]["problem"] for each in (held, now))
+    assert {name: each["count"] for name, each in problem["devices"].items()} == COUNTS["e3_mixed"]
+    assert [*held, *held["control"], *problem] == [*now, *now["control"], *problem_now], "offramp render writes others"
     groups = manifest.spec.rayClusterConfig.workerGroupSpecs
     assert {each.groupName for each in groups} == {"emulated-v100", "emulated-p100", "emulated-k80"}
 
