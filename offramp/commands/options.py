@@ -154,7 +154,7 @@ class LabelledRowOptions(RowOptions):
     label_column: str = "label"
     """Column that holds the label."""
     joints: Path | None = None
-    """For poses: table of the joints (.csv) with the columns image, joint, x, y, visible."""
+    """For poses: table of the joints (.csv) with the columns image (path in the data), joint, x, y, visible."""
     classes: Path | None = None
     """For segmentation (a folder or .zip with image/ and label/): table of the classes (.csv) with columns id, name."""
 
