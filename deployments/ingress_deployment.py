@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
 
 from deployments.api.access import build_gate
 from deployments.api.exchange import RequestBodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
-from deployments.api.http import ApiRouter, build_api
+from deployments.api.http import build_api
 from deployments.api.operations import OPERATION_BY_RPC, InferRequest, Signature
 from deployments.api.server import HttpServer, below_prefix, start_in_serve, with_access_log
 from deployments.api.service import InferService
@@ -202,7 +203,7 @@ class Ingress(BackgroundTasks):
         self.bodies = RequestBodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         self.versions = Versions(self, self._clock, self._settings, RayCluster(), IngressLink)
 
-    def __serve_build_asgi_app__(self) -> ApiRouter:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         settings = self._settings
         self.start("start", self._start())
         if self._gate is not None:
@@ -217,7 +218,6 @@ class Ingress(BackgroundTasks):
             gate=self._gate,
             cors_origins=() if settings.access is None else settings.access.cors_origins,
             tracer=self._tracer,
-            prefix=settings.route_prefix,
         )
         site = below_prefix(api, settings.route_prefix, settings.app)
         site = with_access_log(site) if settings.access_log else site  # Serve logs what passes through its layers

@@ -193,14 +193,14 @@ class Endpoint:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            failure = failure_of(error, request.id, f"{request.method} {request.url.path}")
+            failure = failure_of(error, request.id, request.target)
             return error_response(request.path, request.id, failure)
 
     def _handler(self, request: HttpRequest) -> Handler:
         handler = self.handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is not None:
             return handler
-        target = f"{request.method} {request.url.path}"
+        target = request.target
         if not self.handlers:
             is_missing = target.endswith(GENERATION_PATHS) and not self._backend.signature.generates
             hint = ", because the model does not generate" if is_missing else ""

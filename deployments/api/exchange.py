@@ -97,6 +97,11 @@ class HttpRequest(Request):
         path: str = self.scope["path"]
         return path.removeprefix(self.scope.get("root_path", ""))
 
+    @property
+    def target(self) -> str:
+        """The method and the path as it was sent, which has no line breaks."""
+        return f"{self.method} {self.scope['raw_path'].decode('latin-1')}"
+
     def find(self, name: bytes) -> str | None:
         """Returns the first header of a name, which is in lower case; None if there is none."""
         for key, value in self.scope["headers"]:

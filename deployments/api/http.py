@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic_core import to_json
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import SERVER_METADATA, Backend, Endpoint, infer_version, model_metadata
 from deployments.api.exchange import ANYTHING, HttpRequest, UnsupportedMediaTypeError, json_response, preferred_type
-from deployments.api.openapi import SWAGGER_PAGE, openapi_document
-from deployments.api.operations import BYTES, EXIT, FREQUENT, JSON, OPERATIONS, InferRequest, parse_predict
+from deployments.api.openapi import PARAMETERS, SWAGGER_PAGE, openapi_document
+from deployments.api.operations import BYTES, EXIT, JSON, OPERATIONS, InferRequest, parse_predict
 from deployments.api.v2 import parse_v2, v2_response
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import NotAcceptableError
@@ -133,39 +132,39 @@ def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, 
     return to_json({**answer, "request_id": request_id}, inf_nan_mode="null")
 
 
-class ApiRouter(Router):
-    """Routes requests to endpoints. The most frequent ones are found by their path, and the others by its pattern."""
+KNOWN_PATHS = 64
+"""Paths whose endpoints are remembered, because most requests have the same few paths."""
 
-    def __init__(
-        self,
-        endpoints: Mapping[str, Endpoint],
-        unknown: Endpoint,
-        names: Mapping[str, str],
-        prefix: str,
-        **options: Any,
-    ) -> None:
-        """`unknown`: answers all other paths. `names`: the values of path parameters. `prefix`: of the service."""
-        routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
-        super().__init__(routes, redirect_slashes=False, default=self._route_with_prefix, **options)
+
+class ApiRouter:
+    """An ASGI application that finds the endpoint of a path."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], unknown: Endpoint) -> None:
+        """`unknown`: answers all other paths."""
+        patterns = (PARAMETERS.sub(r"(?P<\1>[^/]+)", path.replace(".", r"\.")) for path in endpoints)
+        self._endpoints = [*zip(map(re.compile, patterns), endpoints.values(), strict=True)]
         self._unknown = unknown
-        self.frequent: dict[str, tuple[Endpoint, dict[str, str]]] = {}
-        """Frequent paths with prefix, and the endpoint and the path parameters of each."""
-        for path in FREQUENT & endpoints.keys():
-            params = {name: value for name, value in names.items() if f"{{{name}}}" in path}
-            self.frequent[prefix.rstrip("/") + path.format(**params)] = endpoints[path], params
+        self._find = lru_cache(KNOWN_PATHS)(self._search)
 
-    def app(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        found = self.frequent.get(scope.get("path", ""))
-        if found is None:
-            return super().app(scope, receive, send)
-        endpoint, scope["path_params"] = found
-        return endpoint(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":  # Serve waits for both answers
+            for each in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{each}.complete"})
+            return
+        endpoint, scope["path_params"] = self._find(scope["path"], scope.get("root_path", ""))
+        await endpoint(scope, receive, send)
 
-    async def _route_with_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Routes an unknown path with its prefix, which may belong to the path: `/v2/models/{model}/versions/..`."""
-        if scope.get("root_path"):
-            return await super().app({**scope, "root_path": ""}, receive, send)
-        return await self._unknown(scope, receive, send)
+    def _search(self, path: str, prefix: str) -> tuple[Endpoint, dict[str, str]]:
+        """Returns the endpoint of a path, and the values of its parameters by name.
+
+        A prefix is no part of the path, or it is the beginning of a version's path: `/v2/models/{model}/versions/..`.
+        """
+        for below in (path.removeprefix(prefix), path):
+            for pattern, endpoint in self._endpoints:
+                if (found := pattern.fullmatch(below)) is not None:
+                    return endpoint, found.groupdict()
+        return self._unknown, {}
 
 
 def build_api(
@@ -174,13 +173,11 @@ def build_api(
     gate: Gate | None = None,
     cors_origins: Sequence[str] = (),
     tracer: Tracer | None = None,
-    prefix: str = "/",
     wall: Clock | None = None,
-) -> ApiRouter:
+) -> ASGIApp:
     """Builds the HTTP interface of a backend.
 
-    `more`: further objects whose methods handle operations. `prefix`: the prefix of the service's paths. `wall`: a
-    clock of seconds since 1970. Starlette's application class is not used: its middlewares repeat what `Endpoint` does.
+    `more`: further objects whose methods handle operations. `wall`: a clock of seconds since 1970.
     """
     handlers: list[object] = [Routes(backend, gate), *more]
     if backend.signature.generates:
@@ -192,15 +189,15 @@ def build_api(
                 for path in operation.paths:
                     endpoint = endpoints.setdefault(path, Endpoint(backend, path, gate, tracer))
                     endpoint.handlers[operation.method] = getattr(each, operation.name)
+    router = ApiRouter(endpoints, Endpoint(backend, "unknown", gate))
+    if not cors_origins:
+        return router
     # This middleware precedes the endpoints, because preflight requests carry no key. Credentials are not allowed: a
     # page of another site must send a key itself, and must not use a password that the browser stores.
-    cross_origin = Middleware(
-        CORSMiddleware,
+    return CORSMiddleware(
+        router,
         allow_origins=list(cors_origins),
         allow_methods=sorted({each.method for each in OPERATIONS}),
         allow_headers=["*"],
         expose_headers=["Retry-After", "X-Request-ID", "Inference-Header-Content-Length"],
     )
-    names = {"model": backend.card.name, "version": backend.version}
-    unknown = Endpoint(backend, "unknown", gate)
-    return ApiRouter(endpoints, unknown, names, prefix, middleware=[cross_origin] if cors_origins else [])

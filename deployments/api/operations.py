@@ -324,10 +324,6 @@ OPEN_PATHS = frozenset(each.path for each in OPERATIONS if each.is_open) | froze
 """Health probes need no key, over HTTP or gRPC."""
 PAGES = tuple(each.path for each in OPERATIONS if each.response_types == (PAGE,))
 """Paths that people open in a browser, which asks for the key as a password; paths below them, too."""
-FREQUENT = frozenset(
-    path for each in OPERATIONS if each.models != "all" and each.method == "POST" for path in each.paths
-)
-"""Paths of the most frequent requests, which bypass routing."""
 GENERATION_PATHS = tuple(sorted({each.path.removeprefix(MODEL) for each in OPERATIONS if each.models == "generates"}))
 """The last parts of paths that only models which generate have."""
 

@@ -72,7 +72,7 @@ class LivePage:
         """Answers with a file that the page loads; raises UnknownPathError."""
         name = request.path_params["asset"]
         if name == PAGE or name not in assets():
-            raise UnknownPathError(f"GET {request.url.path}: there is no such path; see /openapi.json")
+            raise UnknownPathError(f"{request.target}: there is no such path; see /openapi.json")
         return _respond(request, name)
 
     async def events(self, request: HttpRequest) -> Response:

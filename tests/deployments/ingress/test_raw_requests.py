@@ -163,11 +163,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("fast", [False, True], ids=["router", "fast"])
 @pytest.mark.parametrize("name", CASES)
-async def test_a_request_gets_its_answers(name: str, fast: bool) -> None:
+async def test_a_request_gets_its_answers(name: str) -> None:
     case = CASES[name]
-    async with serving_api(FakeBackend(), gate() if case.keys else None, fast=fast) as door:
+    async with serving_api(FakeBackend(), gate() if case.keys else None) as door:
         caller = await door.call(case.sent)
         if case.half:
             caller.writer.write_eof()

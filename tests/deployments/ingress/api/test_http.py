@@ -12,7 +12,7 @@ import pytest
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.http import Routes
 from deployments.api.openapi import openapi_document
-from deployments.api.operations import FREQUENT, OPEN_PATHS, OPERATIONS, RPC_SERVICE, Signature
+from deployments.api.operations import OPEN_PATHS, OPERATIONS, RPC_SERVICE, Signature
 from deployments.api.state import LivePage, StateRoutes
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, StageUnavailableError
@@ -223,6 +223,3 @@ def test_every_operation_has_one_handler_under_a_name_of_its_own() -> None:
     assert set(names) - set(handled) == of_versions
     over_grpc = {f"/{RPC_SERVICE}/ServerLive", f"/{RPC_SERVICE}/ServerReady", "/grpc.health.v1.Health/Check"}
     assert {"/v2/health/live", "/v2/health/ready"} | over_grpc == OPEN_PATHS
-    assert {path.rsplit("/", 1)[1] for path in FREQUENT} == {
-        *("predict", "infer", "generate", "generate_stream", "completions")
-    }

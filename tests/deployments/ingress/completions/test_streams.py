@@ -110,7 +110,7 @@ async def test_the_buffer_of_a_slow_reader_is_limited_by_max_tokens(teller: Tell
             await room.acquire()
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
-    task = asyncio.create_task(app(scope, receive, send))
+    task = asyncio.ensure_future(app(scope, receive, send))
     await until(lambda: teller.computed == 50 and len(sent) > 1)
     assert len(sent) == 2  # the head, and the first event, which the client has not taken
     for _ in range(60):

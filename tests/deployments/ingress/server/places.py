@@ -178,14 +178,12 @@ async def serving_api(
     backend: FakeBackend,
     guard: Gate | None = None,
     *,
-    fast: bool = True,
     standalone: bool = True,
     prefix: str = "/",
     access_log: bool = False,
 ) -> AsyncIterator[Door]:
-    """Serves the whole API of a backend, on fast paths or by the router alone."""
-    api = build_api(backend, gate=guard, cors_origins=(ORIGIN,), prefix=prefix)
-    api.frequent = api.frequent if fast else {}
+    """Serves the whole API of a backend."""
+    api = build_api(backend, gate=guard, cors_origins=(ORIGIN,))
     site = below_prefix(api, prefix, "offramp")
     site = with_access_log(site) if access_log else site
     server = HttpServer(site, serve_app=None if standalone else site, limits=Limits(head_bytes=2000))
