@@ -39,7 +39,7 @@ class Limits:
     """Limits of a server. Timeouts are in seconds of its event loop, and are precise to two seconds."""
 
     head_bytes: int = 65_536
-    """Most bytes of request line and headers; beyond them the status is 431."""
+    """Most bytes of request line and headers, and of trailers; beyond them the status is 431."""
     progress_bytes: int = 65_536
     """The timeout `body_s` restarts each time that so many bytes of a body have arrived."""
     connections: int = 20_000
@@ -116,8 +116,8 @@ class Connection(HttpToolsProtocol):
         """What the parser is reading: nothing (`idle`), a `head`, or a `body`."""
         self._num_begun = 0
         """Number of requests whose first byte has arrived."""
-        self._head_bytes = 0
-        """Bytes of the present request's line and headers in earlier reads."""
+        self._unfinished_bytes = 0
+        """Bytes of a head or of trailers that is not complete. The parser keeps them in memory."""
         self._body_bytes = 0
         """Bytes of all bodies so far."""
         self._current_cycle: RequestResponseCycle | None = None
@@ -148,26 +148,28 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._discards_input:
             return
-        phase, num_begun = self._phase, self._num_begun
+        phase, num_begun, body_bytes = self._phase, self._num_begun, self._body_bytes
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             is_long = self._head_size() > self._limits.head_bytes  # uvicorn fails for URLs of 64 KiB
             what = f"the bytes are not an HTTP/1.1 request: {error}"
             self._refuse(self._too_large() if is_long else InputError(what))
-        if self._phase is HEAD:
-            num_new = self._num_begun - num_begun
-            is_only_this_head = (phase is HEAD and num_new == 0) or (phase is IDLE and num_new == 1)
-            self._head_bytes = self._head_bytes + len(data) if is_only_this_head else self._head_size()
-            if self._head_bytes > self._limits.head_bytes:
-                self._refuse(self._too_large())
+        num_new = self._num_begun - num_begun
+        if self._phase is phase and num_new == 0 and self._body_bytes == body_bytes:
+            self._unfinished_bytes += len(data)
+        elif self._phase is HEAD:
+            self._unfinished_bytes = len(data) if phase is IDLE and num_new == 1 else self._head_size()
+        else:
+            self._unfinished_bytes = 0
+        if self._unfinished_bytes > self._limits.head_bytes:
+            self._refuse(self._too_large())
 
     # Called by the parser
 
     def on_message_begin(self) -> None:
         self._phase = HEAD
         self._num_begun += 1
-        self._head_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -232,7 +234,7 @@ class Connection(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _too_large(self) -> HeadTooLargeError:
-        return HeadTooLargeError(f"request line and headers are larger than {self._limits.head_bytes} bytes")
+        return HeadTooLargeError(f"request line and headers, or trailers, exceed {self._limits.head_bytes} bytes")
 
     def _add_id_header(self) -> tuple[bytes, bytes]:
         """Returns the header with the request's id, which is the caller's or a new one, and puts it in front."""

@@ -15,6 +15,7 @@ from deployments.api.http import build_api
 from deployments.api.server import Connection, Limits, start_in_serve
 from tests.deployments.ingress.api.faces import V2_BODY, V2_INFER, FakeBackend
 from tests.deployments.ingress.server.places import GET, Door, Place, post, serving, serving_api
+from tests.deployments.wire_fakes import until
 from tests.free_port import free_port
 
 
@@ -61,6 +62,14 @@ async def test_a_long_body_is_read_at_the_speed_of_the_application(place: Place)
     place.app.gate.set()
     status, _, body = await caller.answer()
     assert (status, len(body)) == (200, 3_000_000)
+
+
+async def test_trailers_without_end_are_refused(place: Place) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    caller = await place.call(head + b"1\r\nx\r\n0\r\nX: ")
+    await until(lambda: place.app.parts == [1])
+    caller.send(b"a" * 3000)
+    assert await caller.status() == 431
 
 
 async def test_expect_100_continue_is_answered(place: Place) -> None:
