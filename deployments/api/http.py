@@ -108,7 +108,8 @@ class Routes:
     async def openapi(self, request: HttpRequest) -> Mapping[str, Any]:
         backend = self._backend
         names = {"model": backend.card.name, "version": backend.version}
-        return openapi_document(backend.signature, keys=self._has_keys, **names)
+        prefix = request.scope.get("root_path") or "/"
+        return openapi_document(backend.signature, keys=self._has_keys, prefix=prefix, **names)
 
     async def docs(self, request: HttpRequest) -> Response:
         return HTMLResponse(SWAGGER_PAGE)

@@ -72,9 +72,12 @@ PARAMETERS = re.compile(r"\{(\w+)\}")
 
 @cache
 def openapi_document(
-    signature: Signature, *, keys: bool = False, model: str | None = None, version: str = "1"
+    signature: Signature, *, keys: bool = False, model: str | None = None, version: str = "1", prefix: str = "/"
 ) -> dict[str, Any]:
-    """Returns the OpenAPI 3.1 document. `keys`: whether API keys are needed; `model`: None for any model."""
+    """Returns the OpenAPI 3.1 document.
+
+    `keys`: whether API keys are needed. `model`: None for any model. `prefix`: the prefix of the service's paths.
+    """
     absent = "answers" if signature.generates else "generates"
     allowed = {"model": {} if model is None else {"enum": [model]}, "version": {"enum": [version]}}
     paths: dict[str, Any] = {}
@@ -92,6 +95,7 @@ def openapi_document(
     return {
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
+        "servers": [{"url": prefix}],
         "paths": paths,
         "components": {"schemas": _schemas(signature), "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],

@@ -298,7 +298,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _post("index", REPOSITORY + "/index", "All versions on the cluster, and their states", IndexBody, answer={}),
     _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, answer={}),
     _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, answer={}),
-    _get("canary", CANARY, "The default version and the canary, side by side", "404"),
+    _get("canary", CANARY, "The default version and the canary, side by side", "404", "503"),
     Operation("set_canary", "PUT", CANARY, "Let a version answer a share of requests", request=Canary, answer={}),
     Operation("end_canary", "DELETE", CANARY, "Let the default version answer all", errors=("403", "404", "503")),
     Operation("set_default", "PUT", MODEL + "/default", "Set the default version", request=DefaultVersion, answer={}),
