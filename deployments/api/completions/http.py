@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
-from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody, StreamOptions
+from deployments.api.completions.bodies import MAX_ID, ChatBody, CompletionBody, GenerateBody, StreamOptions
 from deployments.api.endpoint import Backend, check_model, failure_of
 from deployments.api.exchange import EventStream, HttpRequest, openai_error, watching
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
@@ -144,13 +144,13 @@ class OpenAiWriter(ResponseWriter):
         self._num_top: int | None
         """Number of alternatives to report per token; None if no log-probabilities are reported."""
         if isinstance(body, ChatBody):
-            kind, answer_id, self._echoed = "chat.completion", f"chatcmpl-{request_id}", [""] * body.value("n")
+            kind, id_prefix, self._echoed = "chat.completion", "chatcmpl-", [""] * body.value("n")
             self._num_top = (body.top_logprobs or 0) if body.logprobs else None
         else:
-            kind, answer_id = "text_completion", f"cmpl-{request_id}"
+            kind, id_prefix = "text_completion", "cmpl-"
             self._echoed = [str(each) if body.echo else "" for each in body.prompts for _ in range(body.value("n"))]
             self._num_top = body.logprobs
-        head = {"id": answer_id, "object": kind, "created": created_s, "model": body.model}
+        head = {"id": id_prefix + request_id[:MAX_ID], "object": kind, "created": created_s, "model": body.model}
         num_prompt //= body.value("n")  # as with OpenAI, the tokens of a prompt count once
         super().__init__(num_prompt, head, reports_exits=bool(body.exits))
         self._chunk_head = head | ({"object": f"{kind}.chunk"} if self._is_chat else {})

@@ -84,7 +84,9 @@ async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: d
     options = {"include_usage": True, "continuous_usage_stats": True}
     counted = events((await asked(teller, path, body | {"stream": True, "stream_options": options})).text)[:-1]
     assert [each["usage"]["completion_tokens"] for each in counted][-6:] == [1, 2, 6, 7, 8, 8]
-    unasked = events((await asked(teller, path, body | {"stream": True})).text)
+    long_id = {"x-request-id": "r" * 5000}
+    unasked = events((await asked(teller, path, body | {"stream": True}, **long_id)).text)
+    assert {each["id"].partition("-")[2] for each in unasked[:-1]} == {"r" * 128}
     assert all("usage" not in each and each["choices"] for each in unasked[:-1])
 
 
