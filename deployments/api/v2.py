@@ -85,9 +85,8 @@ class V2Reply:
     """The requested format of a v2 answer."""
 
     id: str | None
-    outputs: tuple[str, ...]
-    binary: frozenset[str]
-    """Outputs to send as bytes after the JSON (Triton's binary tensor extension)."""
+    outputs: Mapping[str, bool]
+    """Whether each output is sent as bytes after the JSON (Triton's binary tensor extension)."""
 
 
 def parse_v2(
@@ -147,8 +146,8 @@ def build_v2_request(
     if unsupported:
         raise InputError(f"outputs: {unsupported[0]} is not supported; without it, all values are returned")
     all_binary = _parameter(body.parameters, "binary_data_output", bool, default=False)
-    binary = {name for name, each in outputs.items() if _parameter(each, "binary_data", bool, default=all_binary)}
-    return request, V2Reply(id=body.id, outputs=tuple(outputs), binary=frozenset(binary))
+    binary = {name: _parameter(each, "binary_data", bool, default=all_binary) for name, each in outputs.items()}
+    return request, V2Reply(id=body.id, outputs=binary)
 
 
 def _columns(inputs: Sequence[V2Input], contents: Sequence[Content | None], known: Sequence[Column]) -> Columns:
@@ -269,7 +268,7 @@ OutputTensor: TypeAlias = tuple[str, list[int], list[Any] | ValueArray]
 """Datatype, shape and elements of an output."""
 
 
-def v2_columns(answers: Sequence[Answer], task: Task, names: Sequence[str]) -> dict[str, OutputTensor]:
+def v2_columns(answers: Sequence[Answer], task: Task, names: Iterable[str]) -> dict[str, OutputTensor]:
     """Returns some of the model's outputs, by name."""
     values = task.to_columns([answer.value for answer in answers], [answer.score for answer in answers])
     values = {**values, EXIT.name: [answer.exit for answer in answers]}
@@ -289,7 +288,7 @@ def v2_response(
     binary: list[bytes] = []
     for name, (datatype, shape, column) in v2_columns(answers, task, reply.outputs).items():
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
-        if name in reply.binary:
+        if reply.outputs[name]:
             binary.append(pack_elements(datatype, column))
             output["parameters"] = {BINARY_SIZE: len(binary[-1])}
         else:

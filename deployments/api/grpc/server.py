@@ -254,21 +254,19 @@ class Rpcs:
     async def _infer(self, message: Any, request_id: str, remaining_s: float | None) -> Mapping[str, Any]:
         check_model(self._backend, message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature, request_id)
-        timeout_s = call_timeout(request.timeout_s, remaining_s, self._backend.max_timeout_s)
-        request = replace(request, timeout_s=timeout_s)
+        request = within_call(request, remaining_s, self._backend.max_timeout_s)
         served, answers = await infer_version(self._backend, request, names_version=bool(message.model_version))
         return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
 
 
-def call_timeout(requested_s: float | None, remaining_s: float | None, max_s: float) -> float | None:
-    """Returns the timeout of a request, limited by the deadline of its call.
+def within_call(request: InferRequest, remaining_s: float | None, max_s: float) -> InferRequest:
+    """Returns a request whose timeout is limited by the deadline of its call. Raises DeadlineError.
 
-    A requested timeout above `max_s` is returned unchanged, so that it is refused. Raises DeadlineError.
+    A timeout above `max_s` stays unchanged, so that it is refused.
     """
-    if remaining_s is None:
-        return requested_s
+    requested_s = request.timeout_s or max_s
+    if remaining_s is None or requested_s > max_s:
+        return request
     if remaining_s <= 0:
         raise DeadlineError("the deadline of the call has passed")
-    if requested_s is not None and (requested_s > max_s or requested_s <= remaining_s):
-        return requested_s
-    return min(remaining_s, max_s)
+    return replace(request, timeout_s=min(remaining_s, requested_s))
