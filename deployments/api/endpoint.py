@@ -50,9 +50,6 @@ SERVER_METADATA: Mapping[str, Any] = {
     "extensions": ("binary_tensor_data", "parameters", "model_repository"),
 }
 """The server's metadata, with the names of the Open Inference Protocol, and its extensions by Triton's names."""
-GENERATION_HINT = "send the request to {}, {} or {}".format(
-    *(OPERATION_BY_NAME[name].path for name in ("completions", "chat", "generate"))
-)
 CLIENT_CLOSED_REQUEST = 499
 """The status that is counted if the caller disconnected before the response (nginx's 499)."""
 UNLOGGED_ERRORS = (InputError, AdmissionError, RateLimitError)
@@ -111,7 +108,8 @@ async def infer_version(
 ) -> tuple[ModelVersion, list[Answer]]:
     """Returns the answers and the version that gave them; raises InputError for a model that generates."""
     if backend.signature.generates:
-        raise InputError(f"model {backend.card.name!r} generates text: {GENERATION_HINT}")
+        paths = " or ".join(OPERATION_BY_NAME[name].path for name in ("completions", "chat", "generate"))
+        raise InputError(f"model {backend.card.name!r} generates text: send the request to {paths}")
     if names_version:
         return backend, await backend.infer(request)
     return await backend.versions.answer(request)
@@ -200,12 +198,11 @@ class Endpoint:
         handler = self.handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is not None:
             return handler
-        target = request.target
         if not self.handlers:
-            is_missing = target.endswith(GENERATION_PATHS) and not self._backend.signature.generates
+            is_missing = request.target.endswith(GENERATION_PATHS) and not self._backend.signature.generates
             hint = ", because the model does not generate" if is_missing else ""
-            raise UnknownPathError(f"{target}: there is no such path{hint}; see /openapi.json")
-        message = f"{target}: only {', '.join(self.handlers)} is allowed; see /openapi.json"
+            raise UnknownPathError(f"{request.target}: there is no such path{hint}; see /openapi.json")
+        message = f"{request.target}: only {', '.join(self.handlers)} is allowed; see /openapi.json"
         raise MethodNotAllowedError(message, allowed=(*self.handlers, *(["HEAD"] if "GET" in self.handlers else [])))
 
 

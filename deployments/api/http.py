@@ -133,39 +133,30 @@ def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, 
     return to_json({**answer, "request_id": request_id}, inf_nan_mode="null")
 
 
-KNOWN_PATHS = 64
-"""Paths whose endpoints are remembered, because most requests have the same few paths."""
+def route(endpoints: Mapping[str, Endpoint], unknown: Endpoint) -> ASGIApp:
+    """Returns the application that passes each request to the endpoint of its path, or to `unknown`."""
+    patterns = (PARAMETERS.sub(r"(?P<\1>[^/]+)", path.replace(".", r"\.")) for path in endpoints)
+    endpoint_of = dict(zip(map(re.compile, patterns), endpoints.values(), strict=True))
 
+    @lru_cache(64)  # most requests have the same few paths
+    def find(path: str, prefix: str) -> tuple[Endpoint, dict[str, str]]:
+        # The prefix is no part of the path, or it begins the path of a version: /v2/models/{model}/versions/..
+        for below in (path.removeprefix(prefix), path):
+            for pattern, endpoint in endpoint_of.items():
+                if (found := pattern.fullmatch(below)) is not None:
+                    return endpoint, found.groupdict()
+        return unknown, {}
 
-class ApiRouter:
-    """An ASGI application that finds the endpoint of a path."""
-
-    def __init__(self, endpoints: Mapping[str, Endpoint], unknown: Endpoint) -> None:
-        """`unknown`: answers all other paths."""
-        patterns = (PARAMETERS.sub(r"(?P<\1>[^/]+)", path.replace(".", r"\.")) for path in endpoints)
-        self._endpoints = [*zip(map(re.compile, patterns), endpoints.values(), strict=True)]
-        self._unknown = unknown
-        self._find = lru_cache(KNOWN_PATHS)(self._search)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # Serve waits for both answers
             for each in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{each}.complete"})
             return
-        endpoint, scope["path_params"] = self._find(scope["path"], scope.get("root_path", ""))
+        endpoint, scope["path_params"] = find(scope["path"], scope.get("root_path", ""))
         await endpoint(scope, receive, send)
 
-    def _search(self, path: str, prefix: str) -> tuple[Endpoint, dict[str, str]]:
-        """Returns the endpoint of a path, and the values of its parameters by name.
-
-        A prefix is no part of the path, or it is the beginning of a version's path: `/v2/models/{model}/versions/..`.
-        """
-        for below in (path.removeprefix(prefix), path):
-            for pattern, endpoint in self._endpoints:
-                if (found := pattern.fullmatch(below)) is not None:
-                    return endpoint, found.groupdict()
-        return self._unknown, {}
+    return answer
 
 
 def build_api(
@@ -190,13 +181,13 @@ def build_api(
                 for path in operation.paths:
                     endpoint = endpoints.setdefault(path, Endpoint(backend, path, gate, tracer))
                     endpoint.handlers[operation.method] = getattr(each, operation.name)
-    router = ApiRouter(endpoints, Endpoint(backend, "unknown", gate))
+    app = route(endpoints, Endpoint(backend, "unknown", gate))
     if not cors_origins:
-        return router
+        return app
     # This middleware precedes the endpoints, because preflight requests carry no key. Credentials are not allowed: a
     # page of another site must send a key itself, and must not use a password that the browser stores.
     return CORSMiddleware(
-        router,
+        app,
         allow_origins=list(cors_origins),
         allow_methods=sorted({each.method for each in OPERATIONS}),
         allow_headers=["*"],
