@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from starlette.middleware.cors import CORSMiddleware
@@ -16,7 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.api.access import Gate
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import SERVER_METADATA, Backend, Endpoint, infer_version, model_metadata
-from deployments.api.exchange import ANYTHING, HttpRequest, UnsupportedMediaTypeError, json_response, preferred_type
+from deployments.api.exchange import (
+    ANYTHING,
+    LARGE_BYTES,
+    HttpRequest,
+    UnsupportedMediaTypeError,
+    json_response,
+    preferred_type,
+    run,
+)
 from deployments.api.openapi import PARAMETERS, SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, EXIT, JSON, OPERATIONS, InferRequest, parse_predict
 from deployments.api.v2 import parse_v2, v2_response
@@ -42,7 +49,8 @@ class Routes:
 
     async def predict(self, request: HttpRequest) -> Response:
         """Answers one input or a list of inputs in JSON, or one input that is the whole body, such as an image."""
-        infer_request, many = self._parse_predict(request, await request.body())
+        body = await request.body()
+        infer_request, many = await run(partial(self._parse_predict, request, body), in_thread=len(body) >= LARGE_BYTES)
         content_type = self._answer_type(request, many=many)
         served, answers = await infer_version(self._backend, infer_request)
         if content_type == JSON:
@@ -50,7 +58,7 @@ class Routes:
         else:
             [answer] = answers
             write = partial(served.task.to_content, content_type, answer.value)
-        return Response(await run_writer(write, answers), media_type=content_type)
+        return Response(await run(write, in_thread=are_large(answers)), media_type=content_type)
 
     def _answer_type(self, request: HttpRequest, *, many: bool) -> str:
         """Returns the content type of the answer; raises NotAcceptableError if the caller accepts none."""
@@ -81,11 +89,12 @@ class Routes:
         """Answers the Open Inference Protocol v2, with tensors in JSON or in the binary extension."""
         body = await request.body()
         json_length = request.headers.get(HEADER_LENGTH)
-        infer_request, reply = parse_v2(body, json_length, self._backend.signature, request.id)
+        parse = partial(parse_v2, body, json_length, self._backend.signature, request.id)
+        infer_request, reply = await run(parse, in_thread=len(body) >= LARGE_BYTES)
         names_version = "version" in request.path_params
         served, answers = await infer_version(self._backend, infer_request, names_version=names_version)
         write = partial(v2_response, answers, served.task, reply, served.card.name, served.version)
-        content, length = await run_writer(write, answers)
+        content, length = await run(write, in_thread=are_large(answers))
         if length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(length)})
@@ -115,15 +124,9 @@ class Routes:
         return HTMLResponse(SWAGGER_PAGE)
 
 
-T = TypeVar("T")
-LARGE_ANSWERS_BYTES = 200_000
-"""Larger answers are written in a thread (measured: five class maps of 180 x 240 as JSON take 2 to 4 ms)."""
-
-
-async def run_writer(write: Callable[[], T], answers: Sequence[Answer]) -> T:
-    """Returns the result of `write`, which runs in a thread if the answers are large."""
-    size = sum(len(answer.value.raw) for answer in answers if isinstance(answer.value, PackedArray))
-    return write() if size < LARGE_ANSWERS_BYTES else await asyncio.to_thread(write)
+def are_large(answers: Sequence[Answer]) -> bool:
+    """Returns whether answers take milliseconds to write."""
+    return sum(len(answer.value.raw) for answer in answers if isinstance(answer.value, PackedArray)) >= LARGE_BYTES
 
 
 def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, many: bool) -> bytes:

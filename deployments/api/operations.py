@@ -25,6 +25,11 @@ Parameters = Annotated[dict[str, Any], NULL_IS_EMPTY]
 MAX_DIGITS = 12
 """Most digits of a number in a header; Python refuses to parse numbers with thousands of digits."""
 MAX_DIMENSIONS = 16
+MAX_TENSORS = 1000
+"""Most inputs, and outputs, of a v2 request. No model has so many."""
+T = TypeVar("T")
+FastList = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first wrong element ends the check. A million wrong ones, in 2 MB, would take a second and 0.5 GB."""
 
 
 class Body(BaseModel):
@@ -42,7 +47,7 @@ class PredictBody(Body):
     """Truncate inputs that are too long for the model instead of refusing them."""
     timeout_s: TimeoutSeconds | None = None
     """Timeout in seconds, after which the request fails."""
-    ids: list[str] | None = None
+    ids: FastList[str] | None = None
     """The caller's names of the inputs. The `recorded` exit policy looks up answers by them."""
 
 
@@ -109,8 +114,8 @@ class V2Body(Body, strict=False):
     id: str | None = None
     model_name: str | None = None
     """Ignored, because the path names the model. KServe's clients send it."""
-    inputs: list[V2Input] = Field(min_length=1)
-    outputs: list[V2Output] | None = None
+    inputs: Annotated[FastList[V2Input], Field(min_length=1, max_length=MAX_TENSORS)]
+    outputs: Annotated[FastList[V2Output], Field(max_length=MAX_TENSORS)] | None = None
     parameters: Parameters = {}
 
 
@@ -372,7 +377,7 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "constrained-str"})
 """Pydantic's names for the alternatives of a field's type, which occur in the locations of errors."""
 MAX_ERRORS = 1000
-"""Most wrong fields that are listed. A million of them, in a body of 2 MB, would take seconds and 1.5 GB."""
+"""Most wrong fields that are listed. 200,000 unknown fields, in a body of 2 MB, would take seconds."""
 
 
 def parse_body(model: type[BodyT], body: bytes) -> BodyT:

@@ -7,14 +7,14 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
-from deployments.api.operations import EXIT, MAX_DIGITS, InferRequest, Signature, V2Body, V2Input, parse_body
+from deployments.api.operations import EXIT, MAX_DIGITS, InferRequest, Signature, T, V2Body, V2Input, parse_body
 from earlyexit.codecs.base import Columns
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import DATATYPES, Answer, Column, parse_numbers
@@ -71,7 +71,6 @@ def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
 
 # Requests
 
-T = TypeVar("T")
 BINARY_SIZE = "binary_data_size"
 SHARED_MEMORY = "shared_memory_region"
 UNSUPPORTED = ("classification", SHARED_MEMORY)

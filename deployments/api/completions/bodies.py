@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.api.generation import GenerateRequest
-from deployments.api.operations import NULL_IS_EMPTY, TimeoutSeconds
+from deployments.api.operations import NULL_IS_EMPTY, FastList, TimeoutSeconds
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
@@ -190,7 +190,7 @@ class CompletionBody(OpenAiBody):
     """OpenAI's defaults."""
     example = {"model": "smollm2", "prompt": "The sky is blue because", "max_tokens": 20}
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | FastList[int] | FastList[str] | FastList[FastList[int]]
     """A text or a list of tokens, or a list of up to 256 of them. Special tokens in a text are not parsed."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_TEXT_LOGPROBS)] | None = None
     """Report the log-probabilities of each token, and of this many of the most probable tokens."""
@@ -239,7 +239,7 @@ class ChatMessage(BaseModel):
 
     role: Annotated[str, Field(min_length=1)]
     """`system`, `user` or `assistant`, as in the model's chat template."""
-    content: str | list[TextPart] | None
+    content: str | FastList[TextPart] | None
     """A text, or parts that are texts; null is an empty text."""
     name: str | None = None
     """The speaker's name, if the chat template uses it."""
@@ -268,7 +268,7 @@ class ChatBody(OpenAiBody):
     """OpenAI's `max_tokens` is the rest of the model's length; ours is lower, as memory is reserved in advance."""
     example = {"model": "smollm2", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True}
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[FastList[ChatMessage], Field(min_length=1)]
     """The conversation so far."""
     max_completion_tokens: Tokens | None = None
     """The newer name of `max_tokens`."""

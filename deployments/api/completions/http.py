@@ -5,11 +5,10 @@ The last chunk of an answer has no text, as clients expect (vLLM issue 35705). A
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partialmethod
+from functools import partial, partialmethod
 from itertools import accumulate, islice
 from typing import Any
 
@@ -19,18 +18,17 @@ from tokenizers import Tokenizer
 
 from deployments.api.completions.bodies import MAX_ID, ChatBody, CompletionBody, GenerateBody, StreamOptions
 from deployments.api.endpoint import Backend, check_model, failure_of
-from deployments.api.exchange import EventStream, HttpRequest, openai_error, watching
+from deployments.api.exchange import EventStream, HttpRequest, openai_error, run, watching
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.operations import parse_body
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.codecs.text import LONG_CHARS
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
 
 AnyBody = CompletionBody | ChatBody | GenerateBody
-LONG_BODY_BYTES = 20_000
-"""Longer bodies are parsed in a thread, because tokenizing them takes milliseconds."""
 OWNER = "offramp"
 MIN_LOGPROB = -9999.0
 """OpenAI's log-probability of impossible tokens, because JSON has no infinite numbers."""
@@ -292,8 +290,7 @@ class GenerateRoutes:
                 each.abort()
 
         content = await request.body()
-        is_long = len(content) >= LONG_BODY_BYTES
-        body, sequences = await asyncio.to_thread(parse, content) if is_long else parse(content)
+        body, sequences = await run(partial(parse, content), in_thread=len(content) > LONG_CHARS)
         streams = list[Stream]()
         try:
             for sequence in sequences:

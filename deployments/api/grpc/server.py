@@ -29,7 +29,7 @@ from deployments.api.endpoint import (
     model_metadata,
     trace_failure,
 )
-from deployments.api.exchange import id_or_new, retry_after_header
+from deployments.api.exchange import LARGE_BYTES, id_or_new, retry_after_header, run
 from deployments.api.operations import OPERATION_BY_RPC, RPC_PATHS, InferRequest, Signature, V2Body, V2Output
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
 from earlyexit.errors import DeadlineError, InputError, UnknownModelError
@@ -253,7 +253,8 @@ class Rpcs:
 
     async def _infer(self, message: Any, request_id: str, remaining_s: float | None) -> Mapping[str, Any]:
         check_model(self._backend, message.model_name, message.model_version)
-        request, reply = parse_infer(message, self._backend.signature, request_id)
+        parse = partial(parse_infer, message, self._backend.signature, request_id)
+        request, reply = await run(parse, in_thread=message.ByteSize() >= LARGE_BYTES)
         request = within_call(request, remaining_s, self._backend.max_timeout_s)
         served, answers = await infer_version(self._backend, request, names_version=bool(message.model_version))
         return infer_response(answers, served.task, reply, self._backend.card.name, served.version)

@@ -17,6 +17,7 @@ from deployments.api.grpc.server import Rpcs, message_class
 from deployments.api.http import HEADER_LENGTH
 from deployments.api.operations import Signature
 from tests.deployments.ingress.api.faces import (
+    V2_BODY,
     V2_INFER,
     WAYS,
     FakeBackend,
@@ -244,9 +245,15 @@ async def test_errors_that_only_grpc_messages_can_have_are_refused() -> None:
 
 async def test_at_most_three_fields_are_named_or_none_of_too_many_and_deep_nesting_is_refused() -> None:
     async with client_of(OwnSignature()) as client:
-        many = await client.post("/predict", json={"inputs": "a", "ids": [0] * 1000})
-        too_many = await client.post("/predict", json={"inputs": "a", "ids": [0] * 1001})
+        unknown = {f"x{k}": 0 for k in range(1001)}
+        too_many = await client.post("/predict", json={"inputs": "a"} | unknown)
+        del unknown["x0"]
+        many = await client.post("/predict", json={"inputs": "a"} | unknown)
+        wrong_ids = await client.post("/predict", json={"inputs": "a", "ids": [0] * 1001})
+        outputs = await client.post(V2_INFER, json=V2_BODY | {"outputs": [{"name": "label"}] * 1001})
         deep = await client.post("/predict", content=b"[" * 100_000)
-    assert message_of(many).count("ids.") == 3
+    assert message_of(many).count("unknown field") == 3
     assert message_of(too_many) == "the body has 1001 wrong fields; see /openapi.json"
+    assert message_of(outputs).startswith("outputs: List should have at most 1000 items")
+    assert message_of(wrong_ids) == "ids.0: Input should be a valid string"
     assert message_of(deep).startswith("the body is not valid JSON: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
+from deployments.api.exchange import LARGE_BYTES, RequestBodies
 from deployments.api.grpc.server import CONTENT_FIELDS, message_class, parse_infer
 from deployments.api.operations import InferRequest, Signature
 from deployments.api.v2 import pack_elements, parse_v2, tensors_of
+from earlyexit.codecs.text import TextCodec
 from earlyexit.network.boundary import DATATYPES
 from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json
 from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, tensor, tensors
@@ -45,6 +48,26 @@ async def test_a_v2_request_is_the_same_over_every_protocol(ask: Ask, backend: F
         for more in ({}, {"ids": ("x", "y"), "truncate": True, "timeout_s": 0.25})
     )
     assert backend.requests == [plain, full, plain, *[request_of("pay", "café", request_id="r")] * 3]
+
+
+@pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
+async def test_large_requests_are_parsed_in_a_thread(
+    ask: Ask, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def noted(self: TextCodec, inputs: Any, *_: str) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return inputs if isinstance(inputs, str) else inputs["text"]
+
+    monkeypatch.setattr(TextCodec, "from_columns", noted)
+    monkeypatch.setattr(TextCodec, "row_from_json", noted)
+    backend.bodies = RequestBodies(1_000_000, 1_000_000)
+    for text in ("pay", "x" * LARGE_BYTES):
+        await ask(backend, text)
+        async with client_of(backend) as client:
+            await client.post("/predict", json={"inputs": text})
+    assert threads == [True, True, False, False]
 
 
 async def test_outputs_come_in_json_or_as_bytes_in_their_order(backend: FakeBackend) -> None:
