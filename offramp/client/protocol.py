@@ -100,7 +100,7 @@ def read_reply(status: int, content: bytes, retry_after: Header = None, json_len
         length = len(content) if json_length is None else int(json_length)
         payload = json.loads(content[:length])
         payload = payload if json_length is None else attach_tensors(payload, memoryview(content)[length:])
-    except (InputError, KeyError, TypeError, ValueError):
+    except (InputError, KeyError, RecursionError, TypeError, ValueError):
         payload = content.decode(errors="replace")
     return payload if 200 <= status < 300 else failure_of(status, payload, retry_after)
 
@@ -148,7 +148,7 @@ def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[
         rows = read_tensors(payload) if "model_name" in payload else payload.get("outputs", [payload])
         answered_id = str(payload.get("request_id", request_id))
         predictions = [_prediction(row, answered_id) for row in rows]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise OfframpError(f"the server's answer is not a prediction: {payload!r:.200}") from error
     if len(predictions) != num_inputs:
         raise OfframpError(f"the server answered {len(predictions)} of {num_inputs} inputs")

@@ -230,9 +230,12 @@ def test_live_and_ready_raise_no_errors_and_kinds_are_those_of_the_error_tree() 
     assert not client_of(Script(httpx.ConnectError("refused")))[0].live()
 
 
-@pytest.mark.parametrize("payload", ["<html>", {"label": "a"}, {"outputs": []}, {"outputs": 3}, None, [1]])
-def test_an_answer_that_is_not_a_prediction_is_an_error(payload: object) -> None:
-    client, _ = client_of(Script(httpx.Response(200, json=payload)))
+NO_PREDICTIONS = "<html>", '{"label": "a"}', '{"outputs": []}', '{"outputs": 3}', "null", "[1]", "[" * 100_000
+
+
+@pytest.mark.parametrize("text", [*NO_PREDICTIONS, '{"label": "a", "exit": Infinity}'], ids=lambda text: text[:20])
+def test_an_answer_that_is_not_a_prediction_is_an_error(text: str) -> None:
+    client, _ = client_of(Script(httpx.Response(200, text=text)))
     with pytest.raises(OfframpError, match="the server"):
         client.predict_many(["x"])
 
