@@ -44,6 +44,8 @@ class Limits:
     """The timeout `body_s` restarts each time that so many bytes of a body have arrived."""
     connections: int = 20_000
     """Most open connections; further ones are answered with 503."""
+    pipelined: int = 1000
+    """Most requests of a connection that wait for earlier answers. With more, it is closed after their answers."""
     idle_s: float = 90.0
     """Timeout before the first request and between requests."""
     head_s: float = 10.0
@@ -134,6 +136,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # uvloop's has the methods, not the class
+        self.write, self.is_closing = self.transport.write, self.transport.is_closing
         self._is_surplus = len(self.connections) > self._limits.connections
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -158,12 +161,11 @@ class Connection(HttpToolsProtocol):
         num_new = self._num_begun - num_begun
         if self._phase is phase and num_new == 0 and self._body_bytes == body_bytes:
             self._unfinished_bytes += len(data)
-        elif self._phase is HEAD:
-            self._unfinished_bytes = len(data) if phase is IDLE and num_new == 1 else self._head_size()
         else:
-            self._unfinished_bytes = 0
-        if self._unfinished_bytes > self._limits.head_bytes:
-            self._refuse(self._too_large())
+            is_alone = self._phase is HEAD and phase is IDLE and num_new == 1
+            self._unfinished_bytes = len(data) if is_alone else 0
+        if self._unfinished_bytes > self._limits.head_bytes or len(self.pipeline) > self._limits.pipelined:
+            self._refuse(self._too_large())  # if requests wait, it closes the connection after their answers
 
     # Called by the parser
 
@@ -278,15 +280,9 @@ class Connection(HttpToolsProtocol):
                 cycle, app = self.pipeline.pop()
                 self._start_asgi_task(cycle, cast("Any", app))  # uvicorn's types are narrower
 
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
-
-    def is_closing(self) -> bool:
-        return self.transport.is_closing()
-
     def close(self) -> None:
         """Closes the connection after an answer. If it closed at once, a caller that still sends might lose it."""
-        if self._phase is IDLE:
+        if self._phase is IDLE and not self._discards_input:
             self.transport.close()
         elif not self.transport.is_closing():
             self._discards_input = True

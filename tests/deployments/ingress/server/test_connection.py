@@ -52,6 +52,16 @@ async def test_pipelined_requests_are_answered_one_after_the_other(place: Place)
     assert [(await caller.answer())[2] for _ in range(20)] == [b"%d" % k for k in range(20)]
 
 
+async def test_a_connection_with_too_many_pipelined_requests_ends_after_their_answers() -> None:
+    async with serving(Limits(pipelined=10)) as place:
+        place.app.gate.clear()
+        caller = await place.call(GET * 20)
+        await until(lambda: len(place.app.asked) == 1)
+        caller.send(GET * 20)
+        place.app.gate.set()
+        assert [await caller.status() for _ in range(21)] == [200] * 20 + [0]
+
+
 async def test_a_long_body_is_read_at_the_speed_of_the_application(place: Place) -> None:
     place.app.gate.clear()
     caller = await place.call(post(b"x" * 3_000_000))
