@@ -117,7 +117,7 @@ def _maps(name: str, task: str, ramps: tuple[int, ...], augmentation: Augmentati
         head_style="maps",
         ramps=ramps,
         joint=True,
-        augmentation=augmentation,
+        augment=augmentation,
         epochs=epochs,
         source=name,
     )
@@ -145,7 +145,7 @@ TRAINED: Mapping[str, Trained] = {
             ramps=(2, 5, 8, 11),
             joint=True,
             imitate=True,
-            augmentation=Augmentation(patch=0.5),
+            augment=Augmentation(patch=0.5),
             source=CIFAR10[0],
         ),
         parts=cifar10_parts,

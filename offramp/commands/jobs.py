@@ -203,10 +203,8 @@ class TrainJob(NewModelJob):
     imitate: bool = False
     """With --joint: train all exits on the outputs of the network before training instead of the labels. Ramps on a
     frozen backbone always learn the full model's outputs."""
-    augment: bool = False
+    augment: bool | Augmentation = False
     """With --joint: shift and mirror images at random in each epoch."""
-    augmentation: Augmentation | None = Field(default=None, exclude=True)
-    """How images are augmented. None: with the default options if `augment` is set, else not at all."""
     patience: int | None = Field(default=None, ge=1)
     """With --joint: stop after this many epochs without progress on a tenth of the rows. None: never."""
     batch: int | None = Field(default=None, ge=1)
@@ -214,14 +212,12 @@ class TrainJob(NewModelJob):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type in which a frozen backbone computes features: float32 or bfloat16."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_augmentation(cls, data: Any) -> Any:
-        if not data.get("augment"):
-            return data
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """How images are augmented; None: not at all."""
         from earlyexit.training.augmentation import Augmentation
 
-        return {"augmentation": Augmentation()} | data
+        return Augmentation() if self.augment is True else self.augment or None
 
     def check(self) -> None:
         if self.task != TOKEN and (self.answers is not None or self.chat):
@@ -232,8 +228,8 @@ class TrainJob(NewModelJob):
             raise InputError("--codec, --head-style and --pooling are not for decoders, whose ramps share their head")
         if self.imitate and not self.joint:
             raise InputError("--imitate goes with --joint: ramps on a frozen backbone always learn the model's outputs")
-        if not self.joint and (self.augmentation or self.patience):
-            name = "--augment" if self.augmentation else "--patience"
+        if not self.joint and (self.augment or self.patience):
+            name = "--augment" if self.augment else "--patience"
             raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")
         if self.joint and self.dtype != "float32":
             raise InputError(f"--dtype {self.dtype} is only for a frozen backbone: leave it out with --joint")

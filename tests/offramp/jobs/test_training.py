@@ -174,7 +174,7 @@ def pairs_of(*names: str, augmentation: Augmentation | None = None) -> tuple[tup
         columns={}, labels=(np.zeros((count, 2), np.float32),), part_names=names, sides=((32, 32),), files=("a",)
     )
     square = (TensorSpec(name="image", shape=(32, 32, 3), dtype="uint8"),)
-    job = TrainJob(backbone="b", name="m", task="pose", joint=True, augmentation=augmentation)
+    job = TrainJob(backbone="b", name="m", task="pose", joint=True, augment=augmentation or False)
     task = task_for(job, rows, square)
     assert isinstance(task, PoseTask)
     return task.mirror_pairs
