@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +148,8 @@ def _at_blocks(splits: Sequence[ExpectedSplit]) -> tuple[list[int], list[float]]
     return blocks, [batch for each in splits for batch in each.batch_at_block]
 
 
-Solve = Callable[[PlanProblem, Strategy], Decision]
+Solve = Callable[..., Decision]
+"""`optimizer.search.planner.solve`, called with a problem, a strategy and `time_limit_s`."""
 NO_PLAN = 3
 """Exit status if the problem is valid and no plan meets it."""
 
@@ -194,7 +194,7 @@ def announce_compilation() -> None:
 def answer(
     file: ProblemFile,
     strategy: Strategy,
-    solve: Solve,
+    solve: Solve = solve,
     *,
     compared: Sequence[Strategy] | None = None,
     time_limit_s: float | None = None,
@@ -203,12 +203,12 @@ def answer(
 
     Comparisons use the planner's own model, nested survival. With exit records, `rescoring` has the scores by these
     records, and the plan is the candidate that they prefer. Plans of the compared strategies are candidates for `best`.
-    `time_limit_s` is for the search for missing accelerators; None: no limit.
+    `time_limit_s` is for the search of each strategy, and for the search for missing accelerators; None: no limit.
     """
     announce_compilation()
     problem, rescoring = file.problem, None
     compared = strategies_for(problem) if compared is None else compared
-    decisions = {each: _solved(solve, problem, each) for each in dict.fromkeys((*compared, strategy))}
+    decisions = {each: _solved(solve, problem, each, time_limit_s) for each in dict.fromkeys((*compared, strategy))}
     decision = decisions[strategy]
     if isinstance(decision, PlanError):
         raise decision
@@ -234,7 +234,7 @@ def answer(
 def best_answer(
     files: Sequence[ProblemFile],
     strategy: Strategy,
-    solve: Solve,
+    solve: Solve = solve,
     *,
     compared: Sequence[Strategy] | None = None,
     time_limit_s: float | None = None,
@@ -333,19 +333,21 @@ def serving_plan(answer: PlanAnswer, threshold: float | None = None) -> Plan:
     return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
 
 
-def _solved(solve: Solve, problem: PlanProblem, strategy: Strategy) -> Decision | PlanError:
+def _solved(solve: Solve, problem: PlanProblem, strategy: Strategy, limit_s: float | None) -> Decision | PlanError:
     """Returns a strategy's decision, or the error of a search that neither found a plan nor proved that none exists."""
     try:
-        return solve(problem, strategy)
+        return solve(problem, strategy, time_limit_s=limit_s)
     except PlanError as error:
         return error
 
 
-def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[dict[str, Any]]:
+def what_if(
+    problem: PlanProblem, axis: Axis, solve: Solve = solve, *, time_limit_s: float | None = None
+) -> Iterator[dict[str, Any]]:
     """Yields the result for each value of an axis as JSON data: the value, and the decisions of all strategies."""
     device = {} if axis.device is None else {"device": axis.device}
     for value, variant in zip(axis.values, variants(problem, axis), strict=True):
-        decisions = {strategy: _solved(solve, variant, strategy) for strategy in strategies_for(variant)}
+        decisions = {each: _solved(solve, variant, each, time_limit_s) for each in strategies_for(variant)}
         errors = [each for each in decisions.values() if isinstance(each, PlanError)]
         if len(errors) == len(decisions):
             raise errors[0]
@@ -405,9 +407,8 @@ def run(job: PlanJob) -> None:
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     files = tuple(replace(file, order=job.order or file.order) for file in files)
-    compared, limit_s = None if job.compared else (), job.time_limit_s
-    search = partial(solve, time_limit_s=limit_s)
-    result = best_answer(files, job.strategy, search, compared=compared, time_limit_s=limit_s)
+    compared = None if job.compared else ()
+    result = best_answer(files, job.strategy, compared=compared, time_limit_s=job.time_limit_s)
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:
         write_plan(serving_plan(result, job.threshold), job.out)
@@ -438,7 +439,7 @@ def run_what_if(job: WhatIfJob) -> None:
     else:
         axis = Axis(name=name, values=values)
     problem = read_problem(job.problem).problem
-    found = what_if(problem, axis, partial(solve, time_limit_s=job.time_limit_s))
+    found = what_if(problem, axis, time_limit_s=job.time_limit_s)
     if not job.as_json:
         show(what_if_table(problem, axis, list(found)))
         return

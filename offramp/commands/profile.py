@@ -35,7 +35,6 @@ from optimizer.problems.problem_file import ProblemFile
 from optimizer.problems.survival_file import Recorded
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Strategy
-from optimizer.search.planner import solve
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.records import ExitRecords
@@ -489,7 +488,7 @@ def plan_for(
 ) -> Plan:
     """Returns the best plan of a strategy, by the exit records if given; raises PlanError if there is none."""
     file = ProblemFile(problem=problem, recorded=recorded)
-    plan = answer(file, strategy, solve, compared=()).plan(policy)
+    plan = answer(file, strategy, compared=()).plan(policy)
     return replace(plan, predicted={name: plan.predicted[name] for name in ("rate_per_s", "latency_s")})
 
 

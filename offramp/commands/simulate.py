@@ -36,7 +36,6 @@ from optimizer.problems.problem import PlanProblem, nested_shares
 from optimizer.problems.problem_file import ProblemFile, read_problem
 from optimizer.problems.tokens import in_tokens
 from optimizer.search.decision import NoPlan
-from optimizer.search.planner import solve
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
@@ -287,7 +286,7 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     if job.plan is not None:
         plan = plan_of_file(job.plan, file.problem)
     else:  # exit records may prefer the plan of another strategy
-        result = answer(file, job.strategy or "best", solve, compared=() if file.recorded is None else None)
+        result = answer(file, job.strategy or "best", compared=() if file.recorded is None else None)
         if isinstance(result.decision, NoPlan):
             print(no_plan_text(file.problem, result.decision), file=sys.stderr)
             raise typer.Exit(NO_PLAN)

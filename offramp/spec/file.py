@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -64,7 +64,7 @@ from optimizer.problems.survival_file import FileThresholds, Recorded
 from optimizer.problems.tokens import in_tokens
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import NoPlan
-from optimizer.search.planner import solve as search
+from optimizer.search.planner import solve
 from profiles.networks import alone_of, kept_of, measuring_of, survival_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -481,7 +481,7 @@ class Service:
         return self if at is None else replace(self, settings=at_folder(self.settings, PurePosixPath(at)))
 
 
-def read_service(path: Path, solve: Solve | None = None) -> Service:
+def read_service(path: Path, solve: Solve = solve) -> Service:
     """Reads a service file, and makes its first plan unless it names one.
 
     Raises InputError with file, line, the mistake and what is allowed.
@@ -489,12 +489,11 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
     return build_service(*read_document(path), solve)
 
 
-def build_service(document: ServiceDocument, source: Source, solve: Solve | None = None) -> Service:
+def build_service(document: ServiceDocument, source: Source, solve: Solve = solve) -> Service:
     """Returns the service of a file that `read_document` has read, as `read_service` does."""
     with source.located():
         each_parts = _by_calibration(_read_parts(document, source))  # a chain may have several
         given = _given_plan(each_parts[0])
-        solve = solve or partial(search, time_limit_s=document.planner.time_limit_s)
         parts, plan = _best_plan(each_parts, solve) if given is None else (each_parts[0], given)
         return Service(settings=_settings(parts, plan), inventory=parts.inventory, ingress=document.ingress)
 

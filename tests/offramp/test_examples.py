@@ -48,7 +48,7 @@ COUNTS = {
 }
 
 
-def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:
+def quickly(problem: PlanProblem, strategy: Strategy, **_: object) -> Decision:
     """Plans in the smallest search space, because tests of the planner check which plan is best."""
     return solve(problem, "serial")
 

@@ -107,4 +107,4 @@ def refused(problem: PlanProblem, strategy: Strategy = "best") -> NoPlan:
 
 def plan_json(file: ProblemFile, strategy: Strategy = "best") -> dict[str, Any]:
     """Returns the output of `offramp plan --json`, and fails if there is no plan."""
-    return answer_document(answer(file, strategy, solve))
+    return answer_document(answer(file, strategy))

@@ -184,14 +184,14 @@ def test_each_calibration_leaves_its_own_ramps_and_their_seconds(problem: Path) 
 def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.5, 3: 0.5})
     files = read_problems(problem)
-    found = best_answer(files, "best", solve, compared=())
+    found = best_answer(files, "best", compared=())
     assert found.file is files[1]
     assert answer_document(found)["calibration"] == str(problem.parent / "cascade" / "reference" / "calibration.json")
     assert serving_plan(found).ramps == (2,)
-    other = best_answer(files[:1], "best", solve, compared=())
+    other = best_answer(files[:1], "best", compared=())
     assert other.planned.figures.rate_per_s < found.planned.figures.rate_per_s
 
-    def gives_up_first(asked: PlanProblem, strategy: Strategy) -> Decision:
+    def gives_up_first(asked: PlanProblem, strategy: Strategy, **_: object) -> Decision:
         if asked is files[0].problem:
             raise PlanError("no plan was found, though there may be one")
         return solve(asked, strategy)
@@ -213,14 +213,14 @@ def test_pruned_texts_bring_their_own_records(problem: Path) -> None:
 def test_among_equal_plans_the_models_own_calibration_is_used(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.05, 3: 0.05})
     files = read_problems(problem)
-    assert best_answer(files, "best", solve, compared=()).file is files[0]
+    assert best_answer(files, "best", compared=()).file is files[0]
 
 
 def test_if_no_calibration_has_a_plan_the_first_reason_is_reported(problem: Path) -> None:
     problem.write_text(PROBLEM.replace("latency_s: 2.0", "latency_s: 0.001"), encoding="utf-8")
     write_beside(problem.parent / "cascade", "reference", {2: 0.5})
     files = read_problems(problem)
-    found = best_answer(files, "best", solve, compared=())
+    found = best_answer(files, "best", compared=())
     assert found.file is files[0]
     assert isinstance(found.decision, NoPlan)
 
@@ -312,13 +312,13 @@ def test_the_json_output_has_mean_latency_overhead_and_after_answer() -> None:
 
 
 def test_the_binding_constraint_of_an_infeasible_problem_is_reported() -> None:
-    found = answer(asked(rate_per_s=100_000), "apparate", solve)
+    found = answer(asked(rate_per_s=100_000), "apparate")
     assert answer_document(found)["no_plan"]["message"] == (
         "no plan: the devices (4 V100) are too few for 100000/s; the highest rate with a plan is 8000/s"
     )
     dear = {"V100": {"batch": [1], "block_s": [[0.001]] * 2, "ramp_s": [[0.001]]}}
     sought = document(minimize="latency", rate_per_s=100, ramp_budget=0.02)
-    found = answer(parse_problem({**sought, "latency": dear}), "early-exit", solve, compared=())
+    found = answer(parse_problem({**sought, "latency": dear}), "early-exit", compared=())
     assert answer_document(found)["no_plan"]["message"] == (
         "no plan: the ramp budget of 2.000% of the blocks' time is too small"
     )

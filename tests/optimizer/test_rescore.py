@@ -14,7 +14,6 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problems.problem_file import ProblemFile, parse_problem
 from optimizer.search.decision import Planned
-from optimizer.search.planner import solve
 from tests.exit_records import exit_records
 from tests.optimizer.answers import plan_json
 from tests.optimizer.plain_problem import DOCUMENT
@@ -71,7 +70,7 @@ def test_the_best_plan_is_selected_by_recorded_batches_if_the_answer_time_is_min
     """On the mean batch, shrinking batches of four are best at this rate; some recorded batches hardly shrink."""
     asked = problem(HALF_LEAVE_TOGETHER, devices={"V100": {"count": 1}})
     asked = asked.with_rate(480.0)
-    found = answer(ProblemFile(problem=asked), "best", solve)
+    found = answer(ProblemFile(problem=asked), "best")
     assert found.rescoring is not None
     kept = [each.joint.mean_latency_s for each in found.rescoring.candidates if not each.broken]
     assert answer_document(found)["joint"]["mean_latency_s"] == pytest.approx(min(kept))

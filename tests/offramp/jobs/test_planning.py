@@ -50,7 +50,7 @@ STOCK = (Stage(device="V100", replicas=1, splits=(Split(first=0, end=2, batch=4)
 """A plan that runs 4 inputs in 2 ms, which is 2000/s."""
 
 
-def solve(problem: PlanProblem, strategy: Strategy) -> Decision:
+def solve(problem: PlanProblem, strategy: Strategy, **_: object) -> Decision:
     """A planner with two plans and no serial one. It finds no plan for an SLO below 4 ms."""
     if strategy == "serial" or problem.slo.latency_s < 0.004:
         return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=0.005)
@@ -161,7 +161,7 @@ def test_strategies_are_compared_with_nested_survival_although_the_records_prefe
     problem = parse_problem({**DOCUMENT, "latency": {"V100": whole}, "devices": {"V100": {"count": 7}}}).problem
     file = replace(recorded(sure=[False, False]), problem=problem)
 
-    def solve_seven(problem: PlanProblem, strategy: Strategy) -> Decision:
+    def solve_seven(problem: PlanProblem, strategy: Strategy, **_: object) -> Decision:
         stages = ramped if strategy == "best" else stock
         return Planned(strategy=strategy, stages=stages, figures=evaluate(problem, stages), bound=9e9, gap=0.0)
 
@@ -176,7 +176,7 @@ def test_strategies_are_compared_with_nested_survival_although_the_records_prefe
 
 
 def test_a_strategy_whose_search_proves_nothing_does_not_hide_the_plans_of_the_others() -> None:
-    def solve_some(problem: PlanProblem, strategy: Strategy) -> Decision:
+    def solve_some(problem: PlanProblem, strategy: Strategy, **_: object) -> Decision:
         if strategy == "e3":
             raise PlanError("no plan was found, though there may be one: plans do at most 9000")
         return solve(problem, strategy)
