@@ -15,9 +15,10 @@ from rich.table import Table
 from earlyexit.data.images import check_file
 from earlyexit.data.strict import StrictDocument
 from earlyexit.data.text_tables import open_csv
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, PlanError
 from offramp.commands.options import ForecastJob
 from offramp.commands.output import make_table, print_result, rate_text
+from optimizer.problems.problem import check_survival
 from profiles.forecast import SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory
 
@@ -55,14 +56,11 @@ def read_series(path: Path) -> SurvivalHistory:
     inputs_W = np.array([window.inputs if window else np.nan for window in windows])
     if not (inputs_W > 0).any():
         raise DataError(f"{path}: at least one window with inputs is needed")
-    try:
-        return SurvivalHistory(
-            survival_WK=np.array([window.survival if window else [1.0] * len(blocks) for window in windows]),
-            inputs_WK=np.repeat(inputs_W[:, np.newaxis], len(blocks), axis=1),
-            missing_W=~(inputs_W > 0),
-        )
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+    return SurvivalHistory(
+        survival_WK=np.array([window.survival if window else [1.0] * len(blocks) for window in windows]),
+        inputs_WK=np.repeat(inputs_W[:, np.newaxis], len(blocks), axis=1),
+        missing_W=~(inputs_W > 0),
+    )
 
 
 def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window | None:
@@ -73,7 +71,12 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
         return None
     at = header.index(INPUTS)
     try:
-        return Window.model_validate({"inputs": cells[at], "survival": cells[:at] + cells[at + 1 :]}, strict=False)
+        window = Window.model_validate({"inputs": cells[at], "survival": cells[:at] + cells[at + 1 :]}, strict=False)
+        if window.inputs:
+            check_survival("survival", window.survival, len(window.survival), range(len(window.survival)))
+        return window
+    except PlanError as error:
+        raise DataError(f"{where}: {error}") from error
     except ValidationError as error:
         [first, *_] = error.errors()
     name, message = f"{first['loc'][0]} {first['input']!r}", first["msg"]

@@ -187,6 +187,7 @@ FILES: dict[str, FileCase] = {
     "checkpoint: not JSON": (lambda path: default_task(str(path.parent)), "config.json", "{"),
     "series: absent": (read_series, "series.csv", None),
     "series: not UTF-8": (read_series, "series.csv", b"inputs,0\n\xff,1\n"),
+    "series: rising survival": (read_series, "series.csv", "inputs,0,1,2\n\n9,1,.5,.6\n"),
     "packages: no zip": (lambda path: unpack([path], "net", SHA256, path.parent / "net"), "0", "no zip"),
 }
 FOLDERS: dict[str, Reader] = {
