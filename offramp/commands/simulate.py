@@ -431,8 +431,11 @@ def _document(
     """
     problem, plan = scenario.problem, scenario.plan
     without_policy = {} if policy_of(plan) is not None else {"policy": None}
-    reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
-    exits = {ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}
+    exits = dict.fromkeys((*plan.ramps, problem.num_blocks - 1), 0.0)
+    for share, chain in zip(plan.shares, plan.chains, strict=True):
+        reach_N = [*nested_shares(survival_with(problem, chain.used), chain.ramps), 0.0]
+        for block in (*chain.ramps, problem.num_blocks - 1):
+            exits[block] += share * (reach_N[block] - reach_N[block + 1])
     return {
         "schema_version": SCHEMA_VERSION,
         "interrupted": False,
@@ -454,7 +457,7 @@ def _document(
             "rate_per_s": predicted.rate_per_s,
             "latency_s": predicted.latency_s if math.isfinite(predicted.latency_s) else None,
             "usd_per_hour": predicted.usd_per_hour,
-            "exits": exits | {problem.num_blocks - 1: reach_N[-1]},
+            "exits": exits,
             "splits": [
                 {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
             ],

@@ -131,15 +131,17 @@ def test_inputs_are_run_in_the_requested_order(problem: Path, plan: Path, tmp_pa
 def test_a_chain_with_a_large_share_limits_the_rate_and_each_has_its_own_row(
     problem: Path, plan: Path, capsys: Captured
 ) -> None:
-    """The V100 does 2000/s. It serves four fifths of the inputs, so that the plan does 2500/s. A T4 takes 5 ms."""
-    entry = "{batch: [1, 4], block_s: [[0.002, 0.002], [0.003, 0.003]], ramp_s: [[0.0, 0.0]]}"
-    text = PROBLEM.replace("latency:", f"latency:\n  T4: {entry}", 1)
+    """The V100 does 2000/s, with four fifths of the inputs, so that the plan does 2500/s. Others leave at a ramp."""
+    entry = "{batch: [1, 4], block_s: [[0.005, 0.005], [0.003, 0.003]], ramp_s: [[0.0, 0.0]]}"
+    text = PROBLEM.replace("latency:", f"latency:\n  T4: {entry}", 1).replace("[1.0, 0.5]", "[1.0, 0.0]")
     written(problem, text.replace("devices:", "devices:\n  T4: {count: 1, usd_per_hour: 1}"))
-    stages = "stages: [{device: %s, replicas: 1, splits: [{first: 0, end: 2, batch: 4}]}]"
-    written(plan, f"chains:\n- {{share: 0.8, {stages % 'V100'}}}\n- {{share: 0.2, {stages % 'T4'}}}\n")
+    stages = "stages: [{device: %s, splits: [{first: 0, end: 2, batch: 4, ramps: %s}]}]"
+    chains = f"chains:\n- {{share: 0.8, {stages % ('V100', [])}}}\n- {{share: 0.2, {stages % ('T4', [0])}}}\n"
+    written(plan, f"{chains}policy: {{name: entropy, thresholds: 0.4}}\n")
     assert run("simulate", problem, "--plan", plan, "--arrivals", "uniform:100", "--duration", 2) == 0
     rows = cells(capsys.readouterr().out)
     assert {"0: 1 x V100 16% 0-1 4 160 25% 2.00 2.00", "1: 1 x T4 10% 0-1 4 40 25% 5.00 5.00"} <= set(rows)
+    assert {"0 20.00% 20.00% 20", "1 80.00% 80.00% 80"} <= set(rows)
     assert any(row.startswith("goodput 2500.0/s at most") for row in rows)
 
 
