@@ -146,14 +146,14 @@ def _objective_in_file(value: Any) -> Any:
 def _objective_tag(value: Any) -> str | None:
     if not isinstance(value, Mapping):
         return None
-    return f"<{value['minimize']}>" if "minimize" in value else "<rate>" if "maximize" in value else None
+    return f"<minimize {value['minimize']}>" if "minimize" in value else "<maximize>" if "maximize" in value else None
 
 
 Cost = TypeVar("Cost")
 ObjectiveWith = Annotated[
-    Annotated[MaximizeRate, Tag("<rate>")]
-    | Annotated[Cost, Tag("<cost>")]
-    | Annotated[MinimizeLatency, Tag("<latency>")],
+    Annotated[MaximizeRate, Tag("<maximize>")]
+    | Annotated[Cost, Tag("<minimize cost>")]
+    | Annotated[MinimizeLatency, Tag("<minimize latency>")],
     Discriminator(
         _objective_tag,
         custom_error_type="form",
