@@ -24,14 +24,12 @@ from profiles.windows import SurvivalHistory
 
 INPUTS = "inputs"
 """Name of the column with the number of inputs of a window."""
-MAX_INPUTS = 1e15
-"""Largest allowed number of inputs of a window."""
 
 
 class Window(StrictDocument):
     """A past window."""
 
-    inputs: float = Field(ge=0, le=MAX_INPUTS)
+    inputs: float = Field(ge=0, le=1e15)
     survival: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=1)
     """Share of the inputs that reach each block."""
 

@@ -589,13 +589,14 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
     if parts.document.planner.strategy == "pame":
         message = "strategy pame plans from recorded batches, counted in inputs; leave lengths out"
         raise InputError(message, at=("planner", "strategy"))
+    if not card.has_tokens:
+        raise InputError("lengths: the model's inputs have no tokens; leave lengths out", at=("lengths",))
+    longest = lengths.mean if lengths.longest is None else lengths.longest
+    if longest > card.max_length:
+        message = f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}"
+        raise InputError(message, at=("lengths",))
+    problem = replace(problem, lengths=lengths, stayers_length_N=parts.exits.stayers_length_N)
     with within("lengths"):
-        if not card.has_tokens:
-            raise InputError("lengths: the model's inputs have no tokens; leave lengths out")
-        longest = lengths.mean if lengths.longest is None else lengths.longest
-        if longest > card.max_length:
-            raise InputError(f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}")
-        problem = replace(problem, lengths=lengths, stayers_length_N=parts.exits.stayers_length_N)
         in_tokens(problem)  # raises if batches of such inputs were not measured
     return problem
 
@@ -643,14 +644,15 @@ def scaled_problem(problem: PlanProblem, scale: float) -> PlanProblem:
     if problem.required_per_s is not None:
         problem = problem.with_rate(problem.required_per_s / scale)
     ingress = problem.ingress
-    return replace(
-        problem,
-        ingress=ingress and replace(ingress, inputs_per_s=ingress.inputs_per_s / scale),
-        latency={name: table.times(scale) for name, table in problem.latency.items()},
-        link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / scale, delay_s=link.delay_s * scale),
-        slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),
-        crossing_s=problem.crossing_s * scale,
-    )
+    with within("cluster", "time_scale"):
+        return replace(
+            problem,
+            ingress=ingress and replace(ingress, inputs_per_s=ingress.inputs_per_s / scale),
+            latency={name: table.times(scale) for name, table in problem.latency.items()},
+            link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / scale, delay_s=link.delay_s * scale),
+            slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),
+            crossing_s=problem.crossing_s * scale,
+        )
 
 
 def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:

@@ -87,7 +87,7 @@ def test_a_service_file_is_refused_at_its_line(case: dict[str, Any], tmp_path: P
     elif "model" in given:
         given = given | {"model": MODEL | given["model"]}
     at, said = files.refused(**given)
-    assert case["says"] in said
+    assert case["says"] in f"^{said}"  # "^" stands for the beginning
     lines = files.path.read_text(encoding="utf-8").splitlines()
     if "below" in case:
         assert at == files.line_of(case["line"]) + case["below"]
