@@ -55,7 +55,7 @@ def _count(node: yaml.Node, counts: dict[int, int | None]) -> int:
     return count
 
 
-def _items(node: yaml.Node) -> list[tuple[yaml.Node | None, yaml.Node]]:
+def _items(node: yaml.Node | None) -> list[tuple[yaml.Node | None, yaml.Node]]:
     """Returns the keys and values of a mapping, or the items of a list with None for keys."""
     if isinstance(node, yaml.MappingNode):
         return list(node.value)
@@ -82,6 +82,15 @@ class _Loader(yaml.SafeLoader):
             reason = str(error).partition(";")[0] if isinstance(error, ValueError) else f"no {node.tag.split(':')[-1]}"
             raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
 
+    def get_single_node(self) -> yaml.Node | None:
+        """Returns the root. Aliases are checked before they are expanded, which might not end, or fill the memory."""
+        try:
+            if (node := super().get_single_node()) is not None:
+                _count(node, {})
+        except RecursionError as error:
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark()) from error
+        return node
+
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -93,20 +102,13 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
 
     Raises yaml.YAMLError if the text is not YAML, has aliases that cannot be expanded, or repeats a key.
     """
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-    except RecursionError as error:
-        raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
-    if node is None:
-        return 1
-    _count(node, {})
+    node = _Loader(text).get_single_node()
     for part in map(str, path):
         children = {str(k if key is None else key.value): child for k, (key, child) in enumerate(_items(node))}
         if part not in children:
             break
         node = children[part]
-    return node.start_mark.line + 1
+    return 1 if node is None else node.start_mark.line + 1
 
 
 @cache
@@ -173,7 +175,7 @@ class Source:
     def _place(self, path: Sequence[str | int]) -> str:
         try:
             return f"{self.where}:{line_of(self.text, path)}"
-        except (yaml.YAMLError, RecursionError):  # JSON can nest deeper than YAML, and allows more characters
+        except yaml.YAMLError:  # JSON can nest deeper than YAML, and allows more characters
             return self.where
 
 
@@ -223,16 +225,14 @@ def _line_of_repeat(text: str) -> str:
     """Returns the line of the first repeated key as `:LINE`; empty if the YAML reader does not find it."""
     try:
         line_of(text, ())
-    except yaml.MarkedYAMLError as error:
-        return f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-    except (yaml.YAMLError, RecursionError):  # see Source._place
-        pass
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        return f":{mark.line + 1}" if mark else ""
     return ""
 
 
 def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
     try:
-        line_of(text, ())  # first, because loading might not end, or fill the memory, for malicious aliases
         document = yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
