@@ -27,8 +27,7 @@ from optimizer.plans.plan import Plan, PolicySpec
 from optimizer.plans.plan_file import plan_document
 from optimizer.problems.problem import PlanProblem
 
-APPLY_TIMEOUT_S = 120.0
-READY_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
 NEVER_S = 1e9
 """A planning period that never ends."""
 
@@ -49,7 +48,7 @@ async def apply(plan: Plan, *, hold: bool = True, app: str = "offramp") -> None:
 
     `hold`: the controller may not replace the plan.
     """
-    await asyncio.to_thread(apply_plan, app, plan_document(plan), hold=hold, timeout_s=APPLY_TIMEOUT_S)
+    await asyncio.to_thread(apply_plan, app, plan_document(plan), hold=hold, timeout_s=TIMEOUT_S)
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterat
     """
     with serving(settings, cluster) as url:
         with Client(url) as client:
-            client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
+            client.wait_until_ready(timeout_s=TIMEOUT_S)
         if settings.control is not None:
             asyncio.run(apply(plan, hold=settings.control.period_s == NEVER_S, app=settings.app))
         yield url
