@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=BaseModel)
 StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 """Equal to `optimizer.search.decision.Strategy`, whose import would slow down shell completion."""
-MAX_INGRESSES = 1000
 
 
 def _check_url(url: str) -> str:
@@ -230,6 +229,10 @@ class PredictJob(JsonOption, ServerOptions, RowOptions):
     truncate: bool = False
     """Truncate texts that are longer than the model allows."""
 
+    def check(self) -> None:
+        if self.as_json and self.form == "csv":
+            raise InputError("--json and --format csv exclude each other: give one of them")
+
 
 class GenerateJob(ServerOptions):
     """Send a prompt to a running service whose model generates, and print the answer as it arrives."""
@@ -412,7 +415,7 @@ class SimulateJob(JsonOption, ProblemOption):
     mean,variance,low,high. None: the problem's."""
     inputs_per_request: int = Field(default=1, ge=1)
     """Inputs per request."""
-    num_ingresses: int = Field(default=1, ge=1, le=MAX_INGRESSES, alias="ingresses")
+    num_ingresses: int = Field(default=1, ge=1, le=1000, alias="ingresses")
     """Replicas of the ingress."""
     overlap_below: int | None = Field(default=None, ge=1)
     """Start a device's second batch while the running one has fewer inputs than this. None: the plan's value."""

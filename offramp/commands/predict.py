@@ -272,7 +272,7 @@ def run(job: PredictJob) -> None:
         return
     clock = MonotonicClock()
     started_s = clock.now_s()
-    exits = asyncio.run(_predict_many(job, format_of(job.out, job.form), clock))
+    exits = asyncio.run(_predict_many(job, format_of(job.out, "jsonl" if job.as_json else job.form), clock))
     seconds, num_rows, num_failed = clock.now_s() - started_s, exits.total(), exits[None]
     blocks = sorted(block for block in exits if block is not None)
     by_exit = ", ".join(f"{block}: {exits[block]}" for block in blocks) or "none"

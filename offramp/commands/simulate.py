@@ -504,7 +504,8 @@ def _tables(scenario: Scenario, predicted: Evaluation, document: Mapping[str, An
     if varied := [use for use in simulated["splits"] if "lengths" in use]:
         names = ("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50")
         yield make_table(*names, title="Batches", rows=map(_batch_row, varied))
-    title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{_interrupted(document)}"
+    end = ", INTERRUPTED" if document["interrupted"] else ""
+    title = f"Simulated, {simulated['seconds']:g} s, {simulated['inputs']} inputs{end}"
     yield make_table("", "planned", "simulated", title=title, rows=_rows(scenario.problem, predicted, document))
     if "networks" in simulated:
         table = make_table("network", "blocks", "reached by", "answers", "returned", title="Answers by network")
@@ -519,10 +520,6 @@ def _tables(scenario: Scenario, predicted: Evaluation, document: Mapping[str, An
         for block, count in sorted(counts.items())
     )
     yield make_table("after block", "planned", "simulated", "answers", title="Answers by exit", rows=exits)
-
-
-def _interrupted(document: Mapping[str, Any]) -> str:
-    return ", INTERRUPTED" if document["interrupted"] else ""
 
 
 def _batch_row(use: Mapping[str, Any]) -> tuple[str, ...]:
@@ -573,7 +570,8 @@ def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:
         ("per token p99", f"{most} at worst", times["tpot_p99_s"]),
         ("refused", "", f"{simulated['refused']} of {sequences}"),
     )
-    title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{_interrupted(document)}"
+    end = ", INTERRUPTED" if document["interrupted"] else ""
+    title = f"Simulated, {simulated['seconds']:.4g} s, {sequences} sequences{end}"
     yield make_table("", "planned", "simulated", title=title, rows=rows)
     by_exit = ((str(block), str(tokens), _share(tokens, sum(exits.values()))) for block, tokens in exits.items())
     yield make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit)
