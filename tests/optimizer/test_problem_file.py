@@ -188,8 +188,7 @@ def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     assert found.file is files[1]
     assert answer_document(found)["calibration"] == str(problem.parent / "cascade" / "reference" / "calibration.json")
     assert serving_plan(found).ramps == (2,)
-    other = best_answer(files[:1], "best", compared=())
-    assert other.planned.figures.rate_per_s < found.planned.figures.rate_per_s
+    assert best_answer(files[:1], "best", compared=()).planned.figures.rate_per_s < found.planned.figures.rate_per_s
 
     def gives_up_first(asked: PlanProblem, strategy: Strategy, **_: object) -> Decision:
         if asked is files[0].problem:
