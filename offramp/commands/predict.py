@@ -260,7 +260,8 @@ IMAGES = {"image": "BYTES"}
 
 def run(job: PredictJob) -> None:
     """Predicts, and prints or writes the answers; raises OfframpError if an input failed."""
-    piped = job.texts == ("-",) or (not job.texts and job.data is None and not sys.stdin.isatty())
+    is_open = sys.stdin is not None and not sys.stdin.isatty()  # None: the caller has closed it
+    piped = job.texts == ("-",) or (not job.texts and job.data is None and is_open)
     if (job.data is not None) + (bool(job.texts) and not piped) + piped != 1:
         raise InputError("give one of these: inputs as arguments, --data PATH, or - for standard input")
     if job.data is None and set(RowOptions.model_fields) & job.model_fields_set:
@@ -364,7 +365,7 @@ def _inputs(job: PredictJob, model_inputs: Mapping[str, str]) -> tuple[tuple[str
     if job.data is None:
         if len(names) > 1 or model_inputs == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}, not single texts: give --data")
-        return names, (InputRow({names[0]: line}, line) for line in lines_of(sys.stdin, "standard input"))
+        return names, (InputRow({names[0]: line}, line) for line in lines_of(sys.stdin or (), "standard input"))
     if is_images(job.data) != (model_inputs == IMAGES) and not are_arrays:
         raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
     if job.pair_column is not None and len(names) < 2:

@@ -228,17 +228,14 @@ def test_bench_finds_the_sustained_rate(soon_full: SoonFull, dead_url: str, data
 
 
 def test_texts_are_answered_by_line_and_failures_end_in_1(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
-    (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
-    assert (
-        run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--concurrency", 1, "--url", answering_url) == 0
-    )
+    texts = written(tmp_path / "texts.txt", "pay\nmy bill\n")
+    assert run("predict", "--data", texts, "--batch", 1, "--concurrency", 1, "--url", answering_url) == 0
     said = capsys.readouterr()
     assert [json.loads(line)["text"] for line in said.out.splitlines()] == ["pay", "my bill"]
     assert json.loads(said.out.splitlines()[0]) == {"text": "pay", "label": "bill", "score": 0.9, "exit": 0}
     assert re.search(r"^2 rows in .* rows/s, 0 failed; answers by exit 0: 2$", said.err, flags=re.MULTILINE)
     out = tmp_path / "out.jsonl"
-    url = f"{answering_url}/spoilt"
-    assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1
+    assert run("predict", "--data", texts, "--batch", 1, "--out", out, "--url", f"{answering_url}/spoilt") == 1
     assert capsys.readouterr().err.endswith("offramp: 2 of 2 inputs failed; see the column `error` of their rows\n")
     assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
 
