@@ -407,8 +407,7 @@ def run(job: PlanJob) -> None:
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     files = tuple(replace(file, order=job.order or file.order) for file in files)
-    compared = None if job.compared else ()
-    result = best_answer(files, job.strategy, compared=compared, time_limit_s=job.time_limit_s)
+    result = best_answer(files, job.strategy, compared=None if job.compared else (), time_limit_s=job.time_limit_s)
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:
         write_plan(serving_plan(result, job.threshold), job.out)

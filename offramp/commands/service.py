@@ -56,13 +56,15 @@ if TYPE_CHECKING:
 
 def render(job: RenderJob) -> None:
     """Prints or writes the config, the manifest or the settings of a service."""
-    from offramp.spec.file import read_service  # imports the planner, which `status` and `delete` do not need
+    from offramp.spec.file import build_service, read_document  # imports the planner, which `status` does not need
 
-    service = read_service(job.service)
+    document, source = read_document(job.service)
+    service = build_service(document, source)
     if job.settings:
         text = service.moved_to(job.at).settings.model_dump_json(indent=2) + "\n"
     elif job.kuberay:
-        text = to_yaml(_manifest(service, job))
+        with source.located():
+            text = to_yaml(_manifest(service, job))
     else:
         text = to_yaml(_config(service.moved_to(job.at)))
     if job.out is None:
@@ -141,7 +143,7 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
     manifest = ray_service(service.settings.app, config, service.inventory, kubernetes)
     if not RAY_SERVICE_NAME.fullmatch(name := manifest["metadata"]["name"]):
-        raise InputError(f"{job.service}: name: {name!r}; KubeRay takes at most 47 characters, the first a letter")
+        raise InputError(f"name: {name!r}; KubeRay takes at most 47 characters, the first a letter", at=("name",))
     return manifest
 
 

@@ -130,7 +130,7 @@ def test_manifests_are_for_kuberay_and_use_redis_for_the_head(service: Path, tmp
     assert (kept.redisAddress, kept.redisPassword is not None) == ("redis:6379", True)
     assert [group.groupName for group in cluster.workerGroupSpecs][-1] == "front"
     service.write_text(SERVICE.replace("name: demo", "name: 2nd"), encoding="utf-8")
-    assert "name: '2nd'; KubeRay takes at most 47" in refused(capsys, "render", service, "--kuberay")
+    assert ":3: name: '2nd'; KubeRay takes at most 47" in refused(capsys, "render", service, "--kuberay")
 
 
 def test_paths_are_those_of_the_nodes_with_at(service: Path, tmp_path: Path) -> None:
