@@ -9,10 +9,8 @@ import pytest
 from numpy.random import default_rng
 
 from optimizer.cost.evaluate import evaluate
-from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
 from optimizer.problems.problem_file import parse_problem
-from optimizer.search.decision import Strategy
 from tests.optimizer.brute_force import BruteForce, layouts, plan_of
 from tests.optimizer.plain_problem import DOCUMENT, random_chain, random_latency_problem, random_problem
 
@@ -27,33 +25,6 @@ def problem(num_blocks: int, count: int) -> PlanProblem:
         "devices": {"V100": {"count": count}},
     }
     return parse_problem(DOCUMENT | blocks).problem
-
-
-def plans(problem: PlanProblem, strategy: Strategy) -> list[tuple[Stage, ...]]:
-    twin = BruteForce(problem)
-    return [
-        plan_of(layout, batch_S, replicas_G)
-        for layout in layouts(problem, strategy)
-        for scores in [twin.scores(layout)]
-        for batch_S in scores.batch_PS
-        for replicas_G in scores.replicas_QG
-    ]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "num_plans"),
-    [
-        # With 2 devices of one type, a stage has 1 or 2 replicas and two stages have 1 each.
-        pytest.param("best", (2 * 2 + 4 * 2 + 4 * 1) * 2, id="best: 2 or 4 choices of batches, the ramp on or off"),
-        pytest.param("stock", 2 * 2, id="stock: batch and replicas"),
-        pytest.param("early-exit", 2 * 2, id="early-exit: batch and replicas"),
-        pytest.param("e3", 2 * 2 + 2, id="e3: one stage, or two of the same batch"),
-        pytest.param("serial", (2 * 2 + 4 * 2) * 2, id="serial: one stage of one or two splits"),
-    ],
-)
-def test_every_plan_of_a_strategy_is_scored_once(strategy: Strategy, num_plans: int) -> None:
-    found = plans(problem(2, 2), strategy)
-    assert len(found) == len(set(found)) == num_plans
 
 
 def test_the_space_of_four_blocks_is_complete() -> None:

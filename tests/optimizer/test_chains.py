@@ -240,6 +240,7 @@ def test_a_master_problem_with_units_of_devices_proves_nothing(monkeypatch: pyte
         except PlanError:  # that none was found in time
             continue
         assert isinstance(found, Planned), seed
+        assert violations(problem, found.stages, found.figures) == []
         sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
         assert sign * found.bound >= sign * expected - SOLVED * expected, seed
         num_plans += 1

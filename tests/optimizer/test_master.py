@@ -145,16 +145,3 @@ def test_chains_whose_batches_fill_too_slowly_together_are_no_mixture() -> None:
     assert best_of_all(chains, problem) == 3.0
     found = best_mixture(chains, fastest_options(chains, problem), problem)
     assert (found.chains, found.replicas, found.bound) == ((large,), ((1,),), 2.0)
-
-
-def test_many_devices_are_counted_in_units_which_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.search.master.MAX_USES", 30)
-    for seed in range(30):
-        chains, problem = drawn(seed)
-        found = best_mixture(chains, fastest_options(chains, problem), problem)
-        exact = best_of_all(chains, problem)
-        assert (found.bound is None) == (np.prod(supplied(problem)[0] + 1) > 30)
-        if found.chains:
-            assert exact is not None
-            assert cost_of(found, problem) > 0
-            assert rates_of(found)[1] <= exact * (1 + 2e-4)
