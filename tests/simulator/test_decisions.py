@@ -21,19 +21,6 @@ def records() -> ExitRecords:
     return exit_records([[0.9, 0.5, 0.9], [0.1, 0.6, 0.2], [0.1, 0.2, 0.3]], answers_NE=answers_NE)
 
 
-@pytest.mark.parametrize(
-    ("ramps", "leaves"),
-    [
-        pytest.param((), [NOWHERE, NOWHERE, NOWHERE], id="no ramp"),
-        pytest.param((0, 2, 4), [0, 2, NOWHERE], id="the first that is sure"),
-        pytest.param((2, 4), [4, 2, NOWHERE], id="ramps of a later split"),
-        pytest.param((4,), [4, NOWHERE, NOWHERE], id="one ramp"),
-    ],
-)
-def test_an_input_leaves_at_the_splits_first_ramp_that_is_sure(ramps: tuple[int, ...], leaves: list[int]) -> None:
-    assert SURE.leaves_N(ramps, (0, 2, 4)).tolist() == leaves
-
-
 def test_unknown_ramps_no_patience_and_no_inputs_are_refused() -> None:
     with pytest.raises(PlanError, match=r"the decisions have no ramps \[1, 3\]; they have \[0, 2, 4\]"):
         SURE.leaves_N((1, 2, 3), (1, 2, 3))

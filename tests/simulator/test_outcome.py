@@ -51,6 +51,8 @@ def test_figures_are_of_the_requests_after_the_warm_up_or_in_a_window() -> None:
     assert (figures.p50_s, figures.mean_s) == (2.5, 2.5)
     assert figures.p95_s == pytest.approx(3.85)  # between 3 and 4
     assert figures.p99_s == pytest.approx(3.97)
+    assert figures.utilisation == pytest.approx(0.4)  # 16 of 40 s
+    assert figures.usd_per_hour == pytest.approx(60.0)  # 0.2 USD in 12 s
     made = outcome([1.0] * 10)
     assert made.figures_between(2.0, 5.0).inputs == 3
     assert made.figures_between(5.0, 9.5).inputs == 5
@@ -70,9 +72,3 @@ def test_without_answers_there_are_no_latencies_and_without_requests_no_losses()
     assert (figures.goodput_per_s, figures.in_slo_share, figures.exits) == (0, 0, {})
     figures = outcome([]).figures()
     assert (figures.inputs, figures.in_slo_share, figures.drops) == (0, 1, {})
-
-
-def test_accelerators_are_weighed_by_the_time_they_were_held_and_paid_per_hour_of_the_whole() -> None:
-    figures = outcome([1.0]).figures()
-    assert figures.utilisation == pytest.approx(0.4)  # 16 of 40 s
-    assert figures.usd_per_hour == pytest.approx(60.0)  # 0.2 USD in 12 s
