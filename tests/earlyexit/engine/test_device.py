@@ -91,16 +91,6 @@ def a_plan_comes(engine: BatchEngine[Letters], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Letters, "singles", singles)
 
 
-def test_survivors_leave_if_a_new_plan_no_longer_hosts_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
-    bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, ALL_OF_THEM)]})
-    bench.engine.submit(0, members("ab"), 0.0)
-    a_plan_comes(bench.engine, monkeypatch)
-    bench.device.run(start(bench))
-    assert bench.log == ["1.000 goes on 2:[a b]"]
-    assert bench.engine.num_waiting == 0
-
-
 # Probes
 
 
