@@ -283,26 +283,6 @@ def test_a_batch_or_a_token_budget_beyond_the_profile_is_refused() -> None:
         runner.prepare([Split(first=0, end=4, batch=64)])
 
 
-def test_a_paced_runner_works_with_a_device_and_its_engine() -> None:
-    """Two splits on one device: the survivors of the first wait for the second."""
-    stage = Stage()
-    splits = (Split(first=0, end=2, batch=2, ramps=(0, 1)), Split(first=2, end=4, batch=2, ramps=(2,)))
-    log: list[tuple[str, object]] = []
-
-    def deliver(releases: list[Release[EmulatedPiece]]) -> None:
-        for release in releases:
-            assert isinstance(release, Answered)
-            log.append((release.answer.sample_id, pytest.approx(stage.clock.now_s())))
-
-    engine: BatchEngine[EmulatedPiece] = BatchEngine(splits, ObservedTimes())
-    device = Device(engine, stage.runner, stage.clock, deliver)
-    engine.submit(0, batch_of(("a", "c#1", "b", "c#2")).members, 0.0)
-    device.run_until_idle()
-    # First batch: a leaves at 2.2, c#1 stays until 2.2 + 10.1. Second: b leaves, with two inputs in blocks 0 and 1.
-    # Then both c fill the second split, in another 200.2.
-    assert log == [("a", 2.2), ("b", 12.3 + 2.2 + 20.2), ("c#1", 34.7 + 200.2), ("c#2", 34.7 + 200.2)]
-
-
 # Two batches at once
 
 # A block takes a tenth of a second for each input.
