@@ -260,20 +260,17 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make(tmp_path_factory.mktemp(request.param))
 
 
-def test_a_saved_model_answers_the_same_and_has_no_weights_of_the_graph(case: Case, tmp_path: Path) -> None:
+def test_a_model_saved_twice_answers_the_same_and_has_no_weights_of_the_graph(case: Case, tmp_path: Path) -> None:
     from safetensors import safe_open
 
     save_model(case.model, tmp_path / "copy")
     with safe_open(tmp_path / "copy" / "model.safetensors", "pt") as tensors:
         assert {name.split(".")[0] for name in tensors.keys()} == {"ramps", "temperatures_E"}  # noqa: SIM118 # no mapping
-    loaded = load_model(tmp_path / "copy")
-    assert (loaded.info, loaded.dtype) == (case.model.info, torch.float32)
-    for block, outputs_NC in exit_outputs(loaded, case.encoded).items():
-        assert outputs_NC.equal(exit_outputs(case.model, case.encoded)[block])
     card = read_card(tmp_path / "copy")
     assert (card.family, card.head_style, len(card.boundaries)) == ("onnx", "given", 3)
-    save_model(loaded, tmp_path / "copy")
-    assert exit_outputs(load_model(tmp_path / "copy"), case.encoded)[2].equal(outputs_NC)
+    save_model(load_model(tmp_path / "copy"), tmp_path / "copy")
+    for block, outputs_NC in exit_outputs(load_model(tmp_path / "copy"), case.encoded).items():
+        assert outputs_NC.equal(exit_outputs(case.model, case.encoded)[block])
 
 
 @pytest.mark.parametrize("name", ["graph.onnx", "graph.onnx.data"])
