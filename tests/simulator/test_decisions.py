@@ -8,7 +8,7 @@ import pytest
 from earlyexit.errors import DataError, PlanError
 from optimizer.plans.plan import Plan, PolicySpec
 from profiles.records import ExitRecords
-from simulator.inputs import NOWHERE, ByPatience, ByRamp, nested, patient, recorded, survival_of
+from simulator.inputs import NOWHERE, ByPatience, ByRamp, nested, patient, survival_of
 from simulator.simulate import simulate
 from tests.exit_records import exit_records
 from tests.simulator.tiny_cases import scenario, split, stage
@@ -28,12 +28,6 @@ def test_unknown_ramps_no_patience_and_no_inputs_are_refused() -> None:
         ByPatience(ramps=(0,), labels_NR=np.zeros((1, 1), dtype=np.int64), patience=0)
     with pytest.raises(DataError, match="at least one input is needed, not 0"):
         nested((1.0,), (), np.random.default_rng(0), num_rows=0)
-
-
-def test_recorded_inputs_leave_where_their_score_passes_the_threshold_that_a_ramp_has() -> None:
-    decisions = recorded(records(), {0: 0.8, 1: 0.55, 2: 0.25})
-    assert decisions.leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, 1, 2]
-    assert recorded(records(), {0: 0.8}).leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, NOWHERE, NOWHERE]
 
 
 @pytest.mark.parametrize(
