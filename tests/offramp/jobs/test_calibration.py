@@ -71,15 +71,6 @@ def test_the_fewest_rows_leave_enough_to_test(job: CalibrateJob, least: int) -> 
     assert job.min_rows == least
 
 
-def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-    card, records = calibrate(model, read_labelled(data), EASY, progress=lambda *step: seen.append(step))
-    assert seen[-1] == ("records", 40, 40)
-    assert records.tokens_N is not None
-    assert len(records.tokens_N) == len(records)
-    assert read_calibration(model).thresholds == card.thresholds
-
-
 def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model: Path, data: Path) -> None:
     before = load_model(model).state_dict()
     rows = read_labelled(data)
