@@ -139,30 +139,26 @@ ASSIGNMENTS = {
     "another order": structs.replace(ASSIGNMENT, order=OrderSpec(name="das", eta=0.25)),
     **{name: structs.replace(ASSIGNMENT, policy=policy) for name, policy in POLICIES.items()},
 }
-PARTS = {
-    "everything": CHUNK,
-    "nothing": Chunk(),
-    "float16": Chunk(survivors=FLOAT16, survivor_timings=(TIMING, TIMING)),
-    "bfloat16": Chunk(survivors=BFLOAT16, survivor_timings=(TIMING, TIMING)),
+ENDS = {"cancelled": CancelCall(7), "ended sequences": EndSequences((7, 2**62 - 1))}
+REPLIES = {
+    "everything": ReplyPart(2**40, CHUNK),
+    "nothing": ReplyPart(2**40, Chunk()),
+    "float16": ReplyPart(1, Chunk(survivors=FLOAT16, survivor_timings=(TIMING, TIMING))),
+    "bfloat16": ReplyPart(1, Chunk(survivors=BFLOAT16, survivor_timings=(TIMING, TIMING))),
+    "refused": CallRefused(7, "PlanError('no split')"),
 }
 
 
-@pytest.mark.parametrize("message", [*CALLS.values(), *ASSIGNMENTS.values()], ids=[*CALLS, *ASSIGNMENTS])
-def test_a_call_and_an_assignment_arrive_as_sent(message: StageCall | Assignment) -> None:
+@pytest.mark.parametrize(
+    "message", [*CALLS.values(), *ASSIGNMENTS.values(), *ENDS.values()], ids=[*CALLS, *ASSIGNMENTS, *ENDS]
+)
+def test_messages_of_an_ingress_arrive_as_sent(message: StageCall | Assignment | CancelCall | EndSequences) -> None:
     assert plain(decode_from_ingress(encode(message))) == plain(message)
 
 
-@pytest.mark.parametrize("chunk", PARTS.values(), ids=PARTS)
-def test_a_part_of_a_reply_arrives_as_sent(chunk: Chunk) -> None:
-    message = ReplyPart(2**40, chunk)
+@pytest.mark.parametrize("message", REPLIES.values(), ids=REPLIES)
+def test_messages_of_a_replica_arrive_as_sent(message: ReplyPart | CallRefused) -> None:
     assert plain(decode_from_replica(encode(message))) == plain(message)
-
-
-def test_cancellations_and_refusals_arrive_as_sent() -> None:
-    assert decode_from_ingress(encode(CancelCall(7))) == CancelCall(7)
-    assert decode_from_ingress(encode(EndSequences((7, 2**62 - 1)))) == EndSequences((7, 2**62 - 1))
-    refusal = CallRefused(7, "PlanError('no split')")
-    assert decode_from_replica(encode(refusal)) == refusal
 
 
 def errors_that_travel() -> list[type[OfframpError]]:
