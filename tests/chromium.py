@@ -29,8 +29,8 @@ PATIENCE_MS = 60_000
 SERIOUS = {"serious", "critical"}
 
 
-@contextmanager
-def chromium() -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     """Starts Debian's chromium with a fresh profile."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="there is no playwright: install the extra `browser`"
@@ -38,11 +38,11 @@ def chromium() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.skip(f"there is no {CHROMIUM}: `make browser` installs it, as root")
     with playwright.sync_playwright() as started:
-        browser: Browser = started.chromium.launch(executable_path=CHROMIUM, args=list(SWITCHES))
+        started_browser: Browser = started.chromium.launch(executable_path=CHROMIUM, args=list(SWITCHES))
         try:
-            yield browser
+            yield started_browser
         finally:
-            browser.close()
+            started_browser.close()
 
 
 @dataclass

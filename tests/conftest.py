@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.chromium import browser as browser  # a fixture
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in `make test`; torch reads it at its import
 
 ON_RAY = (

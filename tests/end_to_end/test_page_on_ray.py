@@ -6,14 +6,13 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from optimizer.plans.plan_file import plan_document
-from tests.chromium import Opened, chromium, opened
+from tests.chromium import Opened, opened
 from tests.end_to_end.one_ray import URL, OneRay
 from tests.end_to_end.tiny_service import Tiny, controlled_service, text_service, two_stages
 
@@ -25,12 +24,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.browser]
 LOAD_S = 4.0
 SOON_MS = 60_000
 START_MS = 180_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 def load(texts: tuple[str, ...], seconds: float) -> Counter[int]:

@@ -13,7 +13,7 @@ import pytest
 from earlyexit.network.boundary import Split
 from earlyexit.tasks.checks import colours
 from optimizer.plans.plan import PlacedPlan, Stage
-from tests.chromium import NARROW, WIDE, Opened, chromium, opened
+from tests.chromium import NARROW, WIDE, Opened, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
 from tests.deployments.ingress.dashboard.fake_service import NUM_BLOCKS, STAGES, FakeService, plan, served
 from tests.earlyexit.tasks.maps import BODY
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 PATIENCE_S = 15.0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @contextmanager
