@@ -62,8 +62,3 @@ NO_SENSE: tuple[tuple[dict[str, Any], str], ...] = (
 def test_invalid_inputs_arrivals_and_numbers_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         scenario(WHOLE, **({"arrivals_s": [0.0, 1.0]} | options))
-
-
-def test_a_request_may_arrive_at_the_very_end_and_there_may_be_none() -> None:
-    assert len(scenario(WHOLE, [0.0, 3.0], duration_s=3.0).arrivals_s) == 2
-    assert len(scenario(WHOLE, []).arrivals_s) == 0

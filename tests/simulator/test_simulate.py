@@ -68,9 +68,9 @@ def interrupt(share: float) -> None:
 
 
 def test_results_from_before_an_interruption_are_kept() -> None:
-    arrivals_s = np.linspace(0.0, 200.0, 300).tolist()  # slightly more than is served at once
-    interrupted = simulate(scenario(TWO_STAGES, arrivals_s, ROWS), progress=interrupt)
-    whole = simulate(scenario(TWO_STAGES, arrivals_s, ROWS))
+    arrivals_s = np.linspace(0.0, 200.0, 300).tolist()  # slightly more than is served at once, the last at the end
+    asked = scenario(TWO_STAGES, arrivals_s, ROWS, duration_s=200.0)
+    interrupted, whole = simulate(asked, progress=interrupt), simulate(asked)
     assert (interrupted.interrupted, whole.interrupted) == (True, False)
     answered_N = ~np.isnan(interrupted.latency_s_N)
     assert 100 < answered_N.sum() < 300
