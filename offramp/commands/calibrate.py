@@ -56,8 +56,6 @@ from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, 
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, Score
 
-OWN = ""
-"""Name of the model's own calibration, which is in the model folder itself."""
 ANSWER_TOKENS = 64
 """Maximum number of tokens of an answer, if neither the job nor the training of the ramps sets it."""
 MAX_PROMPT_TOKENS = 128
@@ -150,26 +148,28 @@ def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
 
 def choose_score(task: Task, requested: Score | None) -> Score:
     """Returns the requested score, or the task's default; raises DataError or PlanError for another task's."""
-    is_label = isinstance(task, LabelTask)
     if requested in ("foreseen", "similar"):
         raise DataError(f"{requested} is only for models that generate; for the task {task.name} use confidence")
     if requested is not None:
         make_policy(requested, **policy_of_score(requested, 0.0, {}).settings).check_task(task)
     usual: Score = "share" if task.large and task.num_principal_values else "confidence"
-    return requested or ("entropy" if is_label else usual)
+    return requested or ("entropy" if isinstance(task, LabelTask) else usual)
 
 
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
     """Fits temperatures on the design rows, and returns the outputs scaled by them.
 
-    The temperature remains 1 for large outputs, and for the last exit of a model that keeps its answers.
+    The temperature remains 1 for large outputs, and for the last exit of a model that keeps its answers. The ramps of
+    such a model are fitted to these answers, which they must repeat, and not to `labels`.
     """
     model.temperatures_E.fill_(1.0)
     if model.task.large:
         return parts
     [(rows, raw)] = parts
-    design_B = torch.from_numpy(design)
-    for block in sorted(raw)[:-1] if keeps_answers(model.info.provenance) else sorted(raw):
+    design_B, exits = torch.from_numpy(design), sorted(raw)
+    if keeps_answers(model.info.provenance):
+        labels = model.task.answer(raw[exits.pop()]).numpy()
+    for block in exits:
         model.temperatures_E[block] = model.task.fit_temperature(raw[block][design_B], labels[design])
     return [(rows, {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()})]
 
@@ -339,16 +339,16 @@ def _calibrate_chain(
     """
     job, chain, [alone] = recorded.job, card.chain, recorded.views
     mixed = _mixed_if_useful(recorded, outputs[1], chain) if job.ensemble else recorded
-    cards = {OWN: mixed.card(chain.end_ramps)}
-    if _has_reference(job, chain):
-        cards[REFERENCE] = mixed.card((), entry=chain.starts[-1])
+    own = mixed.card(chain.end_ramps)
+    reference = mixed.card((), entry=chain.starts[-1]) if _has_reference(job, chain) else None
     forget_calibration(folder)
     if len(mixed.views) > 1:
         alone.save(folder / ALONE_FILE)
-    for name, each in cards.items():
-        save_calibration(each, None if name else mixed.views[0], folder / name)
+    save_calibration(own, mixed.views[0], folder)
+    if reference is not None:
+        save_calibration(reference, None, folder / REFERENCE)
     if job.prune is None:
-        return cards[OWN], mixed.views[0]
+        return own, mixed.views[0]
     # Thresholds must hold with pruned and with whole texts, because plans may leave out networks before which words are
     # pruned.
     task, truth_N = recorded.truth

@@ -324,13 +324,14 @@ def test_one_command_makes_calibrates_and_reports_ramps(
 ) -> None:
     saved(tmp_path / "tuned", checkpoint)
     out, rows = tmp_path / "ramped", texts(700)
-    unlabelled = "".join(json.dumps({"text": text, "label": None}) + "\n" for text in rows)
+    unlabelled, found = "".join(json.dumps({"text": text, "label": None}) + "\n" for text in rows), list[Any]()
     for labelled in (False, True):  # of one size and shape: measured once
         log = tmp_path / ("log.csv" if labelled else "log.jsonl")
         log.write_text("text,label\n" + "".join(f"{text},bill\n" for text in rows) if labelled else unlabelled)
         report = printed(capsys, "ramp", tmp_path / "tuned", "--data", log, "--out", out)
         thresholds = {str(key): value for key, value in read_calibration(out).thresholds.items()}
         assert (report["rows"], report["thresholds"]) == (700, thresholds)
+        found.append(thresholds)
         assert report["tested"]["worst_agreement"] >= 0.99, "what is promised"
         assert (report["tested"]["full_accuracy"] is None) == (not labelled), "unknown without labels"
         model, as_it_is = load_model(out), load_model(model_folder_for(tmp_path / "tuned"))
@@ -344,6 +345,7 @@ def test_one_command_makes_calibrates_and_reports_ramps(
         assert "no less processor time than the model; at least 99 % of the answers stay the same, with 90 %" in said
         assert "of 700 rows: " in said
         assert ("equal the label" in said) == labelled
+    assert found[0] == found[1], "labels change no exit"
     with (out / WEIGHTS_FILE).open("ab") as weights:
         weights.write(b" ")
     with pytest.raises(ModelFolderError, match=r"ramped in .* was trained or calibrated since: calibrate again"):
