@@ -26,7 +26,7 @@ FAMILIES = {
     "xlm-roberta": "earlyexit.families.encoder:Roberta",
 }
 
-# Family -> additional files in a model's folder.
+# Family -> additional files in a model's folder. These families compute in float32 only (`Backbone.float32_only`).
 FILES = {"exported": ("graph.json",), "onnx": ("graph.onnx", "graph.onnx.data")}
 # Family -> description of the state dicts that it reads (`Family.from_state`), for error messages.
 STATE_DICTS = {
@@ -34,8 +34,6 @@ STATE_DICTS = {
     "family (conv1, layer1.0.conv1, linear)",
     "vgg": "VGG-11, 13, 16 and 19 with torchvision's names (features.0, classifier.0), with norms or without",
 }
-FLOAT32_ONLY = ("exported", "onnx")
-"""Families that always compute in float32 (`Backbone.float32_only`). This table does not import them."""
 
 MEASURES_IMPORTANCE = ("bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta")
 """Families that can measure the attention that each token receives (`Backbone.measures_importance`)."""

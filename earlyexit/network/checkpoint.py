@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers.normalizers import BertNormalizer
 from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
@@ -152,21 +152,23 @@ def copy_tokenizer(source: str, folder: Path) -> None:
 
     Raises ModelFolderError if there is no fast tokenizer, or it cannot be read.
     """
-    local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
-    if local.is_file():
-        read_tokenizer(local)  # an error names this file rather than the copy
-        shutil.copyfile(local, folder / TOKENIZER_FILE)
-        copy_chat_files(local.parent, folder)
-        return
     from transformers import AutoTokenizer
 
+    local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
+    if local.is_file():
+        tokenizer = read_tokenizer(local)  # an error names this file rather than the copy
+        if isinstance(tokenizer.normalizer, BertNormalizer) and (local.parent / CONFIG).is_file():
+            with in_one_line(f"the tokenizer of {source!r} cannot be loaded"):  # its configuration has precedence
+                loaded = AutoTokenizer.from_pretrained(local.parent, trust_remote_code=False)
+                tokenizer.normalizer = loaded.backend_tokenizer.normalizer
+        tokenizer.save(str(folder / TOKENIZER_FILE))
+        copy_chat_files(local.parent, folder)
+        return
     _check_hub(source)
-    try:
+    with in_one_line(f"{source!r} has no {TOKENIZER_FILE} or source of one"):
         location, file = _location(source)
         loaded = AutoTokenizer.from_pretrained(location, use_fast=True, trust_remote_code=False, **file)
         tokenizer = loaded.backend_tokenizer
-    except Exception as error:  # depends on the libraries that read the files
-        raise ModelFolderError(f"{source!r} has no {TOKENIZER_FILE} or source of one: {first_line(error)}") from error
     # Without files, it is built from the configuration alone: special tokens, and in T5's case a space.
     if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens) + 1:
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")

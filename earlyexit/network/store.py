@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from earlyexit.backends import BackendName, open_segments
 from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake
-from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
+from earlyexit.families import FILES, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN, Fill
 from earlyexit.network.boundary import Boundary
 from earlyexit.network.chain import Chain, join_chains
@@ -180,7 +180,7 @@ class ModelCard(BaseModel):
 
     def check_dtype(self, dtype: str) -> None:
         """Raises ModelFolderError for a float type that the model's family does not support."""
-        if dtype != "float32" and self.family in FLOAT32_ONLY:
+        if dtype != "float32" and self.family in FILES:
             raise ModelFolderError(f"{self.name}: {self.family} models run in float32, not {dtype}")
 
 

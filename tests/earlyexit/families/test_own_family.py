@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError, PlanError
-from earlyexit.families import FLOAT32_ONLY
+from earlyexit.families import FILES
 from earlyexit.families.base import Backbone, FinalHead, Pretrained
 from earlyexit.families.own import PaddedBackbone, TensorBackbone, check_own
 from earlyexit.network.boundary import Encoded, Segment, Split, TensorSpec
@@ -295,7 +295,7 @@ def test_the_families_that_refuse_other_float_types_are_those_whose_backbones_do
     from earlyexit.foreign.torch_backbone import ExportedBackbone
 
     backbones: dict[str, type[Backbone]] = {"exported": ExportedBackbone, "onnx": OnnxBackbone}
-    assert {name for name, backbone in backbones.items() if backbone.float32_only} == set(FLOAT32_ONLY)
+    assert {name for name, backbone in backbones.items() if backbone.float32_only} == set(FILES)
 
 
 MIXED = (5, 32, 1, 12, 5, 30, 7, 3)

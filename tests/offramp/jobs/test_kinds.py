@@ -234,10 +234,12 @@ def texts(number: int) -> list[str]:
 @torch.inference_mode()
 def test_a_served_checkpoint_answers_as_transformers_does(family: str, checkpoint: Path, tmp_path: Path) -> None:
     theirs = saved(tmp_path / "tuned", checkpoint, family)
+    (tmp_path / "tuned/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
     folder = model_folder_for(tmp_path / "tuned")
     ours = load_model(folder)
     assert ours.task.spec()["label_names"] == list(LABELS.values())
-    encoded = find_codec(ours.info.codec, folder).encode(texts(9))
+    one, other, *encoded = find_codec(ours.info.codec, folder).encode(["pay", "Pay", *texts(9)])
+    assert one.tensors[0].tolist() == other.tensors[0].tolist(), "not as tokenizer.json says"
     expected = theirs(**hf_inputs(encoded)).logits
     torch.testing.assert_close(exit_outputs(ours, encoded)[2], expected, atol=1e-5, rtol=1e-4)
     assert model_folder_for(tmp_path / "tuned") == folder, "made once"
