@@ -83,7 +83,7 @@ def stream_table(path: Path, text_columns: Sequence[str], label_column: str | No
         label = "" if label_column is None or row[label_column] is None else row[label_column]
         if not isinstance(label, str | int | float):
             raise DataError(f"{path}:{line}: {label_column!r} is neither a string nor a number")
-        yield line, tuple(row[name] for name in text_columns), str(label)
+        yield line, tuple(row[name] for name in text_columns), label if isinstance(label, str) else json.dumps(label)
 
 
 def _rows(path: Path, columns: Collection[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:

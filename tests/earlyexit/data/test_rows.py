@@ -43,11 +43,6 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
         pytest.param("d.csv", 'id,label,text\n1,bills,pay my bill\n2,other,"a ""b"" c"\n', id="csv with more columns"),
         pytest.param(
             "d.jsonl",
-            '{"text": "pay my bill", "label": "bills"}\n{"text": "a \\"b\\" c", "label": "other"}\n',
-            id="jsonl",
-        ),
-        pytest.param(
-            "d.jsonl",
             '\ufeff{"text": "pay my bill", "label": "bills"}\n\n{"text": "a \\"b\\" c", "label": "other"}\n\n',
             id="jsonl with a mark and blank lines",
         ),
@@ -58,6 +53,11 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
 def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, content: str) -> None:
     data = read_labelled(write(tmp_path, name, content))
     assert (data.texts, data.labels) == (TEXTS, LABELS)
+
+
+def test_labels_in_json_are_written_as_they_are_there(tmp_path: Path) -> None:
+    lines = "".join(f'{{"text": "a", "label": {label}}}\n' for label in ("true", "1", '"1"', "0.5"))
+    assert read_labelled(write(tmp_path, "d.jsonl", lines)).labels == ("true", "1", "1", "0.5")
 
 
 @pytest.mark.parametrize(("name", "long"), [("texts.txt", "stop"), ("texts.CSV", "a b " * 50_000)])
