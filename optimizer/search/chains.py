@@ -192,8 +192,9 @@ class ChainSearch:
                 break
             if gap_between(objective_value(self.problem, before.figures), bound) <= SOLVED:
                 break
-            candidates = list(dict.fromkeys([*candidates, *self._replacements(before)]))
-            self._improve(candidates)
+            num_known, candidates = len(candidates), list(dict.fromkeys([*candidates, *self._replacements(before)]))
+            if len(candidates) > num_known:
+                self._improve(candidates)
             if self._best is before:
                 break
         return False
@@ -208,7 +209,7 @@ class ChainSearch:
             return True, candidates
         candidates += self._chains_on_some_types() if self.space.several_stages else []
         candidates += self._chains_at_rates(self._graph, limits._replace(count_C=self.relaxation.planes.count_C))
-        return False, candidates
+        return False, list(dict.fromkeys(candidates))
 
     def _chains_on_some_types(self) -> list[Chain]:
         """Returns chains on each accelerator type, and on each pair of types.

@@ -39,37 +39,29 @@ class Program:
     """A linear or mixed-integer program that is built from blocks of variables and of rows."""
 
     def __init__(self) -> None:
-        from highspy import Highs
-
-        self._model = Highs()  # type: ignore[no-untyped-call]  # its constructor has no annotations
-        self._model.setOptionValue("output_flag", False)
-        self._model.setOptionValue("threads", 1)  # the planner may run beside a service
-        self._model.setOptionValue("mip_rel_gap", INTEGER_GAP)
-        self._has_integers = False
+        self._costs, self._are_integers = list[float](), list[bool]()
+        self._lower, self._upper = list[float](), list[float]()
+        self._terms: list[tuple[IntArray, IntArray, ArrayLike]] = []
+        """Rows as a column, variables, and matrix."""
 
     def variables(self, count: int, *, cost: Numbers = 0.0, is_integer: bool = False) -> IntArray:
         """Adds variables that are at least 0, and returns their indices."""
-        added, none = np.arange(count) + self._model.getNumCol(), np.zeros(0, dtype=np.int64)
-        limits = np.zeros(count), np.full(count, math.inf)
-        self._model.addCols(count, np.full(count, cost, dtype=float), *limits, 0, none, none, np.zeros(0))
-        if is_integer:
-            self._has_integers = True
-            self._model.changeColsIntegrality(count, added, np.ones(count, dtype=np.uint8))
+        added = np.arange(count) + len(self._costs)
+        self._costs += np.full(count, cost).tolist()
+        self._are_integers += [is_integer] * count
         return added
 
     def rows(
-        self, *terms: tuple[ArrayLike, ArrayLike], lower: Numbers = -math.inf, upper: Numbers = math.inf
+        self, *terms: tuple[ArrayLike, IntArray], lower: Numbers = -math.inf, upper: Numbers = math.inf
     ) -> IntArray:
         """Adds rows that keep the sum of all `matrix @ x[variables]` within limits, and returns their indices.
 
         The matrices have a row for each new row, and a column for each of their variables. A vector is a single row.
         """
-        values = np.hstack([np.atleast_2d(matrix) for matrix, _ in terms])
-        row_T, column_T = np.nonzero(values)
-        added = np.arange(len(values)) + self._model.getNumRow()
-        limits = np.full(len(values), lower, dtype=float), np.full(len(values), upper, dtype=float)
-        starts, variable_T = np.searchsorted(row_T, np.arange(len(values))), np.concatenate([each for _, each in terms])
-        self._model.addRows(len(values), *limits, len(row_T), starts, variable_T[column_T], values[row_T, column_T])
+        added = np.arange(len(np.atleast_2d(terms[0][0]))) + len(self._lower)
+        self._lower += np.full(len(added), lower).tolist()
+        self._upper += np.full(len(added), upper).tolist()
+        self._terms += [(added[:, None], variables, matrix) for matrix, variables in terms]
         return added
 
     def minimum(self, seconds: float = math.inf) -> Solution | None:
@@ -78,17 +70,31 @@ class Program:
         Raises TimeoutError if none was found in `seconds` or, rarely, because numbers of too different magnitude defeat
         the solver.
         """
-        from highspy import HighsModelStatus
+        from highspy import Highs, HighsModelStatus, MatrixFormat, ObjSense
 
-        model = self._model
+        model, has_integers = Highs(), any(self._are_integers)  # type: ignore[no-untyped-call]  # it has no annotations
+        model.setOptionValue("output_flag", False)
+        model.setOptionValue("threads", 1)  # the planner may run beside a service
+        model.setOptionValue("mip_rel_gap", INTEGER_GAP)
         model.setOptionValue("time_limit", seconds)
-        if not self._has_integers and model.getNumCol() < FEW_VARIABLES:
+        if not has_integers and len(self._costs) < FEW_VARIABLES:
             model.setOptionValue("presolve", "off")
+        matrix_RV = np.zeros((len(self._lower), len(self._costs)))
+        for row_B1, variable_B, matrix in self._terms:
+            matrix_RV[row_B1, variable_B] = np.asarray(matrix)
+        row_T, column_T = np.nonzero(matrix_RV)
+        sizes = len(self._costs), len(self._lower), len(row_T)
+        form = int(MatrixFormat.kRowwise), int(ObjSense.kMinimize), 0.0
+        variables = np.array(self._costs), np.zeros(sizes[0]), np.full(sizes[0], math.inf)
+        limits, are_integers = (np.array(self._lower), np.array(self._upper)), np.array(self._are_integers, np.int32)
+        starts_R, value_T = np.searchsorted(row_T, np.arange(sizes[1])).astype(np.int32), matrix_RV[row_T, column_T]
+        column_T32 = column_T.astype(np.int32)
+        model.passModel(*sizes, *form, *variables, *limits, starts_R, column_T32, value_T, are_integers)
         model.run()
         status, info, found = model.getModelStatus(), model.getInfo(), model.getSolution()
         if status == HighsModelStatus.kInfeasible:
             return None
-        if not found.value_valid or (not self._has_integers and status != HighsModelStatus.kOptimal):
+        if not found.value_valid or (not has_integers and status != HighsModelStatus.kOptimal):
             raise TimeoutError(f"HiGHS found no solution in {seconds:g} s: {model.modelStatusToString(status)}")
         return Solution(
             values=np.array(found.col_value),

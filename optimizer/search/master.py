@@ -124,29 +124,31 @@ def _units(problem: PlanProblem) -> tuple[IntArray, IntArray, tuple[int, ...]]:
 def fastest_options(chains: Sequence[Chain], problem: PlanProblem) -> Options:
     """Returns the options that no other option beats."""
     (count_C, unit_C, size_C), required = _units(problem), problem.required_per_s
-    step_C, parts = -(-count_C // MAX_COUNTS), [np.empty((0, 4))]
-    for index, chain in enumerate(chains):
-        counts = [np.arange(step_C[each], count_C[each] + 1, step_C[each]) for each in chain.devices]
-        rate_R = np.unique(np.concatenate([n / s for n, s in zip(counts, chain.seconds, strict=True) if s > 0]))
+    stride_C, device_CC = np.append(np.cumprod(size_C[:0:-1])[::-1], 1), np.eye(len(size_C))
+    counts = [np.arange(step, most + 1, step) for step, most in zip(-(-count_C // MAX_COUNTS), count_C, strict=True)]
+    rates, leasts, uses = [np.empty(0)], [np.empty(0)], [np.empty(0)]
+    for chain in chains:
+        rate_R = np.concatenate([counts[c] / s for c, s in zip(chain.devices, chain.seconds, strict=True) if s > 0])
         replicas_RS = _replicas(rate_R[:, None], chain)
-        use_RC = np.ceil(replicas_RS @ (np.array(chain.devices)[:, None] == np.arange(len(unit_C))) / unit_C)
+        use_RC = np.ceil(replicas_RS @ device_CC[list(chain.devices)] / unit_C)
         # `optimizer.cost.evaluate` has the full tolerance, because it rounds differently. The room is above 0, so that
         # without any only chains that never wait are possible.
         room_s = max(problem.slo.limit_s * (1 + TOLERANCE / 2) - chain.latency_s, 1e-300)
         least_R = (chain.fill + replicas_RS @ np.array(chain.waits)) / room_s
         highest_R = rate_R if required is None else np.minimum(rate_R, required)
         is_possible_R = (use_RC < size_C).all(axis=1) & (least_R <= highest_R)
-        use_R = np.ravel_multi_index(tuple(use_RC.astype(int).T), size_C, mode="clip")
-        parts.append(np.column_stack([rate_R, least_R, use_R, np.full(len(rate_R), index)])[is_possible_R])
-    options_OF = np.concatenate(parts)
-    options_OF = options_OF[np.argsort(options_OF[:, 0], kind="stable")]
+        rates.append(rate_R[is_possible_R])
+        leasts.append(least_R[is_possible_R])
+        uses.append((use_RC @ stride_C)[is_possible_R])
+    rate_O, least_O, use_O = np.concatenate(rates), np.concatenate(leasts), np.concatenate(uses).astype(np.int64)
+    chain_O = np.repeat(np.arange(len(chains)), [len(each) for each in rates[1:]])
+    order_O = np.argsort(rate_O, kind="stable")
     fastest_U = np.full(size_C, -1)
-    fastest_U.flat[options_OF[:, 2].astype(int)] = np.arange(len(options_OF))
+    fastest_U.flat[use_O[order_O]] = np.arange(len(order_O))
     for axis in range(len(size_C)):  # the fastest option on at most these devices
         np.maximum.accumulate(fastest_U, axis=axis, out=fastest_U)
-    kept_O = np.unique(fastest_U[fastest_U >= 0])[::-1]
-    rate_O, least_O, use_O, chain_O = options_OF[kept_O].T.copy()
-    return Options(use_O.astype(np.int64), rate_O, least_O, chain_O.astype(np.int64))
+    kept_O = order_O[np.unique(fastest_U[fastest_U >= 0])[::-1]]
+    return Options(use_O[kept_O], rate_O[kept_O], least_O[kept_O], chain_O[kept_O])
 
 
 def _replicas(rate: FloatArray, chain: Chain) -> FloatArray:
