@@ -7,8 +7,10 @@ need them.
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -214,11 +216,34 @@ SERVED = {
 """Modules that the extra `serve` installs."""
 
 
+PLANNERS = {"plan", "what-if", "fleet"}
+"""Commands of a second or two, which create hardly any reference cycles, and start neither threads nor processes."""
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    """Runs a command. The process of a planner collects no garbage, and ends without freeing its objects.
+
+    Both together take a fifth of its time.
+    """
+    if arguments is not None or PLANNERS.isdisjoint(sys.argv[1:2]):
+        app(arguments)
+        return
+    gc.disable()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code:
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command. An error is printed as one line on stderr, and its exit status is that of its class."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        app(arguments)
+        _run(arguments)
     except (OfframpError, OSError, MemoryError) as error:  # such as a full disk
         print(f"offramp: {error}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_status", OfframpError.exit_status)) from None
