@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from optimizer.problems.problem import MaximizeRate, PlanProblem, Supply
 from optimizer.search.fleet.columns import divided_by_columns
 from optimizer.search.fleet.prices import Fleet, FleetModel, priced
 from optimizer.search.fleet.solve import solve_fleet
+from optimizer.search.space import SPACES
 from profiles.lengths import Lengths
 from tests.optimizer.plain_problem import random_problem
 from tests.optimizer.test_chains import best_of_all
@@ -36,7 +38,7 @@ def test_no_division_of_a_few_devices_between_two_models_is_better(place: int) -
     division = solve_fleet(fleet, time_limit_s=60.0, now_s=lambda: 0.0)
     assert best * (1 - 0.005) <= division.share(fleet) <= best * (1 + 1e-6)
     assert best * (1 - 1e-6) <= division.bound <= max(division.share(fleet) * (1 + 0.005), 1e-9)
-    quick = divided_by_columns(fleet, priced(fleet), lambda: False)
+    quick = divided_by_columns(fleet, priced(fleet), SPACES["best"])
     assert 0.7 * best <= quick.share(fleet) <= best * (1 + 1e-6)
     assert quick.bound >= best * (1 - 1e-6)
 
@@ -58,3 +60,12 @@ def test_inputs_with_lengths_are_planned_in_tokens() -> None:
         shares.append(solve_fleet(fleet, time_limit_s=60.0, now_s=lambda: 0.0).share(fleet))
     assert shares[1] == pytest.approx(shares[0], rel=0.01)
     assert shares[0] > 0
+
+
+@pytest.mark.parametrize("count", [2, 1000])
+def test_models_are_served_even_if_time_is_over_before_the_planner_is_compiled(count: int) -> None:
+    problem = on(next(each for each in SMALL if best_of_all(on(each, 2, 2), 1)), count, count)
+    fleet = Fleet(models={"m": FleetModel(problem, 1.0), "n": FleetModel(problem, 1.0)})
+    clock = itertools.count()
+    division = solve_fleet(fleet, time_limit_s=0.5, now_s=lambda: float(next(clock)))
+    assert 0 < division.share(fleet) <= division.bound

@@ -13,7 +13,7 @@ prices, the cheapest walk of each model (`optimizer.search.walks`) is a further 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import permutations
@@ -28,7 +28,7 @@ from optimizer.search.chains import find_chains
 from optimizer.search.fleet.prices import Division, Fleet, FleetPrices
 from optimizer.search.highs import Program
 from optimizer.search.master import Chain, best_mixture, fastest_options
-from optimizer.search.space import SPACES
+from optimizer.search.space import Space
 from optimizer.search.step import FloatArray, IntArray
 from optimizer.search.walks import Prices, WalkRelaxation
 
@@ -157,7 +157,7 @@ class ColumnGeneration:
 
     fleet: Fleet
     prices: FleetPrices
-    is_over: Callable[[], bool]
+    space: Space
     _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
 
     def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
@@ -174,7 +174,7 @@ class ColumnGeneration:
                 return None
             master = Master(self.fleet, columns)
             rate_Q, price_C = master.solved()
-            if master.share(rate_Q) <= share * (1 + GAIN) or self.is_over():
+            if master.share(rate_Q) <= share * (1 + GAIN) or self.space.is_over():
                 break
             share, prices = master.share(rate_Q), [price_C]
         return master, rate_Q, price_C
@@ -207,10 +207,10 @@ class ColumnGeneration:
         return math.isfinite(self._columns[model, stages].least_per_s)
 
 
-def divided_by_columns(fleet: Fleet, prices: FleetPrices, is_over: Callable[[], bool]) -> Division:
+def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Division:
     """Returns the best division that was found, with the bound of the relaxation."""
     divisions = [Division(bound=prices.bound, stages=tuple(() for _ in fleet.problems))]
-    solved = ColumnGeneration(fleet=fleet, prices=prices, is_over=is_over).master()
+    solved = ColumnGeneration(fleet=fleet, prices=prices, space=space).master()
     if solved is not None:
         master, rate_Q, price_C = solved
         with suppress(TimeoutError):
@@ -218,19 +218,19 @@ def divided_by_columns(fleet: Fleet, prices: FleetPrices, is_over: Callable[[], 
             divisions.append(replace(divisions[0], stages=_rounded(near, near.solved(is_whole=True)[0])))
         devices_MC = master.devices(rate_Q)
         if (np.prod(devices_MC + 1.0, axis=1) <= MAX_SETS).all():
-            transfers = Transfers(master=with_searched_chains(master, is_over), is_over=is_over)
+            transfers = Transfers(master=with_searched_chains(master, space), space=space)
             divisions.append(replace(divisions[0], stages=transfers.best(devices_MC)))
     return max(divisions, key=lambda each: each.share(fleet))
 
 
-def with_searched_chains(master: Master, is_over: Callable[[], bool]) -> Master:
+def with_searched_chains(master: Master, space: Space) -> Master:
     """Returns the master problem with the chains that the planner would mix if a model had the cluster for itself."""
     columns = list(master.columns)
     for model, problem in enumerate(master.fleet.problems):
-        if is_over():
+        if space.is_over():
             break
         alone = replace(problem, most_chains=master.fleet.most_chains)
-        columns += [Column.of(model, problem, chain) for chain in find_chains(alone, SPACES["best"], SEARCHED)]
+        columns += [Column.of(model, problem, chain) for chain in find_chains(alone, space, SEARCHED)]
     return Master(master.fleet, [each for each in columns if math.isfinite(each.least_per_s)])
 
 
@@ -263,19 +263,17 @@ class Transfers:
     """A local search: devices move between models while this raises the least share."""
 
     master: Master
-    is_over: Callable[[], bool]
+    space: Space
     _mixed: dict[tuple[int, ...], tuple[float, tuple[Stage, ...]]] = field(default_factory=dict)
     """The share and the stages of a model on its devices."""
 
     def best(self, devices_MC: IntArray) -> tuple[tuple[Stage, ...], ...]:
         """Returns each model's stages in the best division that the search reaches from this one."""
         models = range(len(devices_MC))
-        while not self.is_over():
-            share_M = np.array([self._share(model, devices_MC[model]) for model in models])
-            poor = int(share_M.argmin())
-            better = (
-                self._best_of(kind, devices_MC, poor, share_M[poor]) for kind in self._transfers(devices_MC, poor)
-            )
+        while not self.space.is_over():
+            shares = [self._mixture(model, devices_MC[model])[0] for model in models]
+            poor = shares.index(min(shares))
+            better = (self._best_of(kind, devices_MC, poor, shares[poor]) for kind in self._transfers(devices_MC, poor))
             found = next((each for each in better if each is not None), None)
             if found is None:
                 break
@@ -298,15 +296,12 @@ class Transfers:
             after_MC = devices_MC.copy()
             after_MC[other] -= moved_C
             after_MC[poor] += moved_C
-            if (after_MC < 0).any() or self.is_over() or self._share(other, after_MC[other]) <= least:
+            if (after_MC < 0).any() or self.space.is_over() or self._mixture(other, after_MC[other])[0] <= least:
                 continue
-            after = min(self._share(other, after_MC[other]), self._share(poor, after_MC[poor]))
+            after = min(self._mixture(model, after_MC[model])[0] for model in (other, poor))
             if after > least:
                 best, least = after_MC, after
         return best
-
-    def _share(self, model: int, devices_C: IntArray) -> float:
-        return self._mixture(model, devices_C)[0]
 
     def _mixture(self, model: int, devices_C: IntArray) -> tuple[float, tuple[Stage, ...]]:
         """Returns a model's share and stages in the best mixture of its chains on these devices."""

@@ -15,14 +15,15 @@ from itertools import accumulate, product, repeat
 
 import numpy as np
 
+from earlyexit.errors import PlanError
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import Planned
 from optimizer.search.fleet.prices import Division, Fleet, FleetPrices
 from optimizer.search.planner import solve
+from optimizer.search.space import Space
 from optimizer.search.step import FloatArray
 
-Chain = tuple[Stage, ...]
 Join = Callable[[FloatArray, FloatArray], FloatArray]
 
 
@@ -53,15 +54,18 @@ class ChainRates:
     def __init__(self, problem: PlanProblem, names: Sequence[str], sets: Sets, high_A: FloatArray) -> None:
         self._problem, self._names, self._sets = problem, names, sets
         self.high_A, self.low_A = high_A, np.zeros_like(high_A)
-        self.chain_A: list[Chain] = [() for _ in high_A]
+        self.chain_A: list[tuple[Stage, ...]] = [() for _ in high_A]
         self.planned: set[int] = set()
 
-    def plan(self, place: int) -> None:
-        """Plans the best chain on a set of devices."""
+    def plan(self, place: int, space: Space) -> None:
+        """Plans the best chain on a set of devices. If the planner finds none, and none was ruled out, bounds stay."""
         counts = zip(self._names, self._sets.devices_AC[place].tolist(), strict=True)
         devices = {name: replace(self._problem.devices[name], count=count) for name, count in counts if count}
-        answer = solve(replace(self._problem, devices=devices))
         self.planned.add(place)
+        try:
+            answer = solve(replace(self._problem, devices=devices), space)
+        except PlanError:
+            return
         within_A = self._sets.within_AA[place]
         self.high_A[within_A] = np.minimum(self.high_A[within_A], answer.bound if isinstance(answer, Planned) else 0.0)
         if isinstance(answer, Planned):
@@ -90,7 +94,7 @@ def best_division(
     return float(shares[-1][-1]), [(model, place) for model, place in chains if rates[model][place] > 0]
 
 
-def divided_by_sets(fleet: Fleet, prices: FleetPrices, is_over: Callable[[], bool], gap: float) -> Division:
+def divided_by_sets(fleet: Fleet, prices: FleetPrices, space: Space, gap: float) -> Division:
     """Returns the best division that was found, with its bound. Ends when they differ by at most `gap`."""
     sets = Sets(fleet.count_C)
     rates_M = [
@@ -101,10 +105,10 @@ def divided_by_sets(fleet: Fleet, prices: FleetPrices, is_over: Callable[[], boo
         low, used = best_division(sets, [each.low_A for each in rates_M], fleet.rate_M, fleet.most_chains)
         bound, needed = best_division(sets, [each.high_A for each in rates_M], fleet.rate_M, fleet.most_chains)
         unknown = {(model, place) for model, place in needed if place not in rates_M[model].planned}
-        if not unknown or bound <= low * (1 + gap) or is_over():
+        if not unknown or bound <= low * (1 + gap) or space.is_over():
             break
         for model, place in sorted(unknown):
-            rates_M[model].plan(place)
+            rates_M[model].plan(place, space)
     stages_M = [list[Stage]() for _ in rates_M]
     for model, place in used:
         stages_M[model] += rates_M[model].chain_A[place]

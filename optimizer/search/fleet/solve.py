@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
 from optimizer.problems.tokens import in_tokens, with_budgets
+from optimizer.search.decision import gap_between
 from optimizer.search.fleet.columns import divided_by_columns
 from optimizer.search.fleet.prices import Division, Fleet, FleetModel, priced
 from optimizer.search.fleet.sets import divided_by_sets
+from optimizer.search.space import SPACES, TimeLimit
 
 MAX_SETS = 1000
 """Different sets of devices, among which the models' chains are divided exactly."""
+EXACT = 0.8
+"""Part of the time for exact divisions, before quick ones are sought."""
 GAP = 0.005
 """The gap that suffices."""
 
@@ -22,27 +26,21 @@ GAP = 0.005
 def solve_fleet(fleet: Fleet, *, time_limit_s: float, now_s: Callable[[], float] = MonotonicClock.now_s) -> Division:
     """Returns the best division of the accelerators that was found; a model without stages cannot be served.
 
-    What is computed when `time_limit_s` has passed by the clock `now_s` is finished first.
+    What is computed when `time_limit_s` has passed by the clock `now_s` is finished first. Even then, a quick division
+    is returned if there is one.
     """
-    ends_s, inner = now_s() + time_limit_s, Fleet(models=_in_tokens(fleet.models), most_chains=fleet.most_chains)
-    prices = priced(inner)
-
-    def is_over() -> bool:
-        return now_s() >= ends_s
-
+    limit = TimeLimit(seconds=time_limit_s, ends_s=now_s() + time_limit_s, now_s=now_s)
+    space, models = replace(SPACES["best"], limit=limit), dict(fleet.models)
+    for name, (problem, rate_per_s) in fleet.models.items():
+        if problem.lengths is not None:
+            models[name] = FleetModel(in_tokens(problem), rate_per_s * problem.lengths.mean)
+    inner = replace(fleet, models=models)
+    prices, divisions = priced(inner), list[Division]()
     if np.prod(inner.count_C + 1) <= MAX_SETS:
-        division = divided_by_sets(inner, prices, is_over, GAP)
-    else:
-        division = divided_by_columns(inner, prices, is_over)
-    pairs = zip(fleet.problems, division.stages, strict=True)
+        divisions.append(divided_by_sets(inner, prices, space.with_share(EXACT), GAP))
+    if not divisions or gap_between(divisions[0].share(inner), divisions[0].bound) > GAP:
+        divisions.append(divided_by_columns(inner, prices, space))
+    best, bound = max(divisions, key=lambda each: each.share(inner)), min(each.bound for each in divisions)
+    pairs = zip(fleet.problems, best.stages, strict=True)
     stages = tuple(own if problem.lengths is None else with_budgets(problem, own) for problem, own in pairs)
-    return replace(division, stages=stages)
-
-
-def _in_tokens(models: Mapping[str, FleetModel]) -> dict[str, FleetModel]:
-    """Returns the models with tokens in place of inputs where inputs have lengths."""
-    return {
-        name: FleetModel(in_tokens(problem), rate_per_s * problem.lengths.mean) if problem.lengths else model
-        for name, model in models.items()
-        for problem, rate_per_s in [model]
-    }
+    return Division(bound=bound, stages=stages)
