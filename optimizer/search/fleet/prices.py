@@ -45,7 +45,7 @@ class Fleet:
         for name, (problem, _) in self.models.items():
             own = {"generation": problem.generation, "networks": problem.networks, "ingress": problem.ingress}
             for field, value in {**own, "budget": problem.budget_usd_per_hour}.items():
-                if value:
+                if value not in (None, ()):
                     raise PlanError(f"model {name!r} has {field}, which fleets do not support", at=(name,))
             if problem.devices != self.problems[0].devices:
                 raise PlanError(f"model {name!r} has devices of its own, but a fleet shares them", at=(name,))
