@@ -54,7 +54,7 @@ WIDTH = {"bert-base": 768, "bert-large": 1024}
 PATIENCE = 10.0
 """A model's SLO, in multiples of the time that a V100 takes for one input without exits."""
 MOST_CHAINS, SEEDS = 3, 3
-SECONDS = 4.0  # of a processor, after which the search for a division ends
+SECONDS = 5.0  # of a processor, after which the search for a division ends
 
 
 def main() -> None:

@@ -57,13 +57,13 @@ class ChainRates:
         self.chain_A: list[tuple[Stage, ...]] = [() for _ in high_A]
         self.planned: set[int] = set()
 
-    def plan(self, place: int, space: Space) -> None:
+    def plan(self, place: int) -> None:
         """Plans the best chain on a set of devices. If the planner finds none, and none was ruled out, bounds stay."""
         counts = zip(self._names, self._sets.devices_AC[place].tolist(), strict=True)
         devices = {name: replace(self._problem.devices[name], count=count) for name, count in counts if count}
         self.planned.add(place)
         try:
-            answer = solve(replace(self._problem, devices=devices), space)
+            answer = solve(replace(self._problem, devices=devices))
         except PlanError:
             return
         within_A = self._sets.within_AA[place]
@@ -108,7 +108,7 @@ def divided_by_sets(fleet: Fleet, prices: FleetPrices, space: Space, gap: float)
         if not unknown or bound <= low * (1 + gap) or space.is_over():
             break
         for model, place in sorted(unknown):
-            rates_M[model].plan(place, space)
+            rates_M[model].plan(place)
     stages_M = [list[Stage]() for _ in rates_M]
     for model, place in used:
         stages_M[model] += rates_M[model].chain_A[place]
