@@ -234,8 +234,8 @@ def _run(arguments: Sequence[str] | None) -> None:
     except SystemExit as end:
         if end.code:
             raise
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            print(end="", file=stream, flush=True)  # a stream that the caller has closed is None
         os._exit(0)
 
 
