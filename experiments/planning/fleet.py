@@ -20,8 +20,8 @@ from numpy.random import default_rng
 from experiments.kit import print_table
 from optimizer.plans.plan import chains_of
 from optimizer.plans.plan_file import stages_document
+from optimizer.problems.fleet import Fleet, FleetModel
 from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.search.fleet.prices import Fleet, FleetModel
 from optimizer.search.fleet.solve import solve_fleet
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable

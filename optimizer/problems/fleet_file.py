@@ -12,9 +12,9 @@ from pydantic import Field
 from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import PlanError
 from optimizer.plans.plan_file import MOST_CHAINS
+from optimizer.problems.fleet import Fleet, FleetModel
 from optimizer.problems.problem import MaximizeRate, Rate, Supply
 from optimizer.problems.problem_file import ProblemFile, read_problem
-from optimizer.search.fleet.prices import Fleet, FleetModel
 
 
 class FleetModelDocument(StrictDocument):

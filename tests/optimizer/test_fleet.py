@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from experiments.planning.fleet import CLUSTERS, fleet_of
+from optimizer.problems.fleet import Fleet, FleetModel
 from optimizer.problems.problem import MaximizeRate, PlanProblem, Supply
 from optimizer.search.fleet.columns import divided_by_columns
-from optimizer.search.fleet.prices import Fleet, FleetModel, priced
+from optimizer.search.fleet.prices import priced
 from optimizer.search.fleet.solve import solve_fleet
 from optimizer.search.space import SPACES
 from profiles.lengths import Lengths

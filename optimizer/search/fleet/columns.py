@@ -23,9 +23,10 @@ import numpy as np
 
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import Stage
+from optimizer.problems.fleet import Fleet
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.chains import find_chains
-from optimizer.search.fleet.prices import Division, Fleet, FleetPrices
+from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.highs import Program
 from optimizer.search.master import Chain, best_mixture, fastest_options
 from optimizer.search.space import Space
@@ -46,7 +47,7 @@ EXCLUDED = 1e6
 """Price of devices on which no chain is sought, relative to the others."""
 SEARCHED = 200
 """Chains of a model from the planner's search."""
-MAX_SETS = 5_000_000
+MAX_MIXED = 5_000_000
 """Sets of a model's devices. With more, their mixtures are too coarse to be better than rounded rates."""
 UNUSED = 1e-6
 """Largest relative rate of a chain that counts as unused: the solver has a tolerance."""
@@ -217,7 +218,7 @@ def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Divis
             near = master.near(rate_Q, price_C)
             divisions.append(replace(divisions[0], stages=_rounded(near, near.solved(is_whole=True)[0])))
         devices_MC = master.devices(rate_Q)
-        if (np.prod(devices_MC + 1.0, axis=1) <= MAX_SETS).all():
+        if (np.prod(devices_MC + 1.0, axis=1) <= MAX_MIXED).all():
             transfers = Transfers(master=with_searched_chains(master, space), space=space)
             divisions.append(replace(divisions[0], stages=transfers.best(devices_MC)))
     return max(divisions, key=lambda each: each.share(fleet))

@@ -1,10 +1,9 @@
 """Divides a few whole devices among models that share them: the best division, and a proven bound.
 
-The rates of a model's chains add up, and each
-chain runs on its own devices. So it suffices to know the highest rate of one chain on each set of devices (A). A set is
-divided in two repeatedly, chain by chain and model by model. The planner can compute these rates, but there are many
-sets. Until a set is planned, its rate is bounded by the prices of a relaxation and by the sets that contain it. Only
-sets that the best division by these bounds uses are planned.
+The rates of a model's chains add up, and each chain runs on its own devices. So it suffices to know the highest rate of
+one chain on each set of devices (A). A set is divided in two repeatedly, chain by chain and model by model. The planner
+can compute these rates, but there are many sets. Until a set is planned, its rate is bounded by the prices of a
+relaxation and by the sets that contain it. Only sets that the best division by these bounds uses are planned.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from optimizer.plans.plan import Stage
+from optimizer.problems.fleet import Fleet
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import Planned
-from optimizer.search.fleet.prices import Division, Fleet, FleetPrices
+from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.planner import solve
 from optimizer.search.space import Space
 from optimizer.search.step import FloatArray

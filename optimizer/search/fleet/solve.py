@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
+from optimizer.problems.fleet import Fleet, FleetModel
 from optimizer.problems.tokens import in_tokens, with_budgets
 from optimizer.search.decision import gap_between
 from optimizer.search.fleet.columns import divided_by_columns
-from optimizer.search.fleet.prices import Division, Fleet, FleetModel, priced
+from optimizer.search.fleet.prices import Division, priced
 from optimizer.search.fleet.sets import divided_by_sets
 from optimizer.search.space import SPACES, TimeLimit
 
