@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
         self._num_begun = 0
         """Number of requests whose first byte has arrived."""
         self._unfinished_bytes = 0
-        """Bytes of a head or of trailers that is not complete. The parser keeps them in memory."""
+        """Bytes since the last end of a head, part of a body, or end of a request. The parser keeps them in memory."""
         self._body_bytes = 0
         """Bytes of all bodies so far."""
         self._current_cycle: RequestResponseCycle | None = None
@@ -151,19 +151,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._discards_input:
             return
-        phase, num_begun, body_bytes = self._phase, self._num_begun, self._body_bytes
+        self._unfinished_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             is_long = self._head_size() > self._limits.head_bytes  # uvicorn fails for URLs of 64 KiB
             what = f"the bytes are not an HTTP/1.1 request: {error}"
             self._refuse(self._too_large() if is_long else InputError(what))
-        num_new = self._num_begun - num_begun
-        if self._phase is phase and num_new == 0 and self._body_bytes == body_bytes:
-            self._unfinished_bytes += len(data)
-        else:
-            is_alone = self._phase is HEAD and phase is IDLE and num_new == 1
-            self._unfinished_bytes = len(data) if is_alone else 0
         if self._unfinished_bytes > self._limits.head_bytes or len(self.pipeline) > self._limits.pipelined:
             self._refuse(self._too_large())  # if requests wait, it closes the connection after their answers
 
@@ -197,24 +191,24 @@ class Connection(HttpToolsProtocol):
             and server.app is not server.serve_app  # otherwise Serve's layers handle all requests
             and b"x-request-timeout-seconds" not in names  # Serve interprets it
         )
-        is_ours = error is not None or server.serve_app is None or is_fast
-        id_headers = [self._add_id_header()] if is_ours else []
-        self.app = server.app if is_ours or server.serve_app is None else server.serve_app
-        if error is not None:
-            self.app = refusal(self.url.decode("latin-1"), self.headers, error)
+        app, id_headers = server.serve_app, list[tuple[bytes, bytes]]()
+        if app is None or is_fast or error is not None:
+            app, id_headers = server.app, [self._add_id_header()]
+        self.app = app if error is None else refusal(self.url.decode("latin-1"), self.headers, error)
         super().on_headers_complete()  # fails for some URLs
-        self._phase = BODY
+        self._phase, self._unfinished_bytes = BODY, 0
         self.cycle.transport = self  # type: ignore[assignment] # it uses our `write` and `close`
         self.cycle.default_headers = [*self.cycle.default_headers, *id_headers]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._unfinished_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._phase = IDLE
+        self._phase, self._unfinished_bytes = IDLE, 0
         super().on_message_complete()
 
     def _feed(self, data: bytes) -> None:
