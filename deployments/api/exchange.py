@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import math
-import uuid
 import zlib
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 
@@ -26,6 +25,7 @@ from deployments.api.operations import (
     T,
     V2Error,
     error_type_of,
+    new_id,
     parse_body,
 )
 from earlyexit.errors import (
@@ -80,9 +80,12 @@ class UnsupportedMediaTypeError(InputError, http_status=415):
     """A body has a content type or a content encoding that is not supported. The message lists the supported ones."""
 
 
-def id_or_new(request_id: object) -> str:
-    """Returns the caller's id of a request, or a new one if the caller sent none."""
-    return str(request_id or uuid.uuid4().hex)
+def first_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Returns the first header of a name, which is in lower case; None if there is none."""
+    for key, value in headers:
+        if key == name:
+            return str(value, "latin-1")
+    return None
 
 
 class HttpRequest(Request):
@@ -97,7 +100,7 @@ class HttpRequest(Request):
     @cached_property
     def id(self) -> str:
         """The request's id: the caller's, or a new one. The HTTP server adds it to the response."""
-        return id_or_new(self.find(b"x-request-id"))
+        return self.find(b"x-request-id") or new_id()
 
     @property
     def path(self) -> str:
@@ -112,10 +115,7 @@ class HttpRequest(Request):
 
     def find(self, name: bytes) -> str | None:
         """Returns the first header of a name, which is in lower case; None if there is none."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return str(value, "latin-1")
-        return None
+        return first_header(self.scope["headers"], name)
 
     async def parsed(self, kind: type[BodyT], empty: bytes = b"") -> BodyT:
         """Returns the validated body; raises InputError. `empty` replaces an empty body."""

@@ -5,6 +5,7 @@ Routes, RPCs, access rules, tracing, OpenAPI and the client's paths are derived 
 
 from __future__ import annotations
 
+import random
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -340,6 +341,12 @@ def path_of(name: str, **named: str) -> str:
 
 
 # Requests
+
+
+def new_id() -> str:
+    """Returns a new id of a request. It is not secret, so a fast generator is enough."""
+    return f"{random.getrandbits(128):032x}"
+
 
 EXIT = Column(name="exit", datatypes=("INT32",))
 """The output that all answers have: the block after which the input left."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import socket
 import time
 from collections.abc import Awaitable, Generator, Iterable, Sequence
@@ -25,7 +24,8 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from deployments.api.endpoint import InternalError
-from deployments.api.exchange import RETRY_AFTER_S, error_response, id_or_new
+from deployments.api.exchange import RETRY_AFTER_S, error_response, first_header
+from deployments.api.operations import new_id
 from deployments.local_ray.private import with_middlewares
 from deployments.process_setup import HideExceptionMessages
 from earlyexit.errors import InputError, MethodNotAllowedError, OfframpError, OverloadedError
@@ -61,7 +61,6 @@ class Limits:
 SWEEP_S = 1.0
 """Interval between checks of the timeouts."""
 REQUEST_ID = b"x-request-id"
-_ids = random.Random()  # request ids are not secret, so a fast generator is enough
 
 
 def without_upgrade(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -83,8 +82,7 @@ class HeadTooLargeError(InputError, http_status=431):
 
 def refusal(path: str, headers: Iterable[tuple[bytes, bytes]], error: OfframpError) -> Response:
     """Returns an error in the format of the path's protocol, after which the connection is closed."""
-    request_id = next((value for name, value in headers if name == REQUEST_ID), b"")
-    response = error_response(path, id_or_new(request_id.decode("latin-1")), error)
+    response = error_response(path, first_header(headers, REQUEST_ID) or new_id(), error)
     response.headers["connection"] = "close"
     return response
 
@@ -235,7 +233,7 @@ class Connection(HttpToolsProtocol):
     def _add_id_header(self) -> tuple[bytes, bytes]:
         """Returns the header with the request's id, which is the caller's or a new one, and puts it in front."""
         sent = (value for name, value in self.headers if name == REQUEST_ID and value)
-        header = REQUEST_ID, next(sent, b"") or b"%032x" % _ids.getrandbits(128)
+        header = REQUEST_ID, next(sent, b"") or new_id().encode()
         self.headers.insert(0, header)  # the first one counts, but a caller's may be empty
         return header
 
@@ -449,9 +447,9 @@ def with_access_log(app: ASGIApp) -> ASGIApp:
             await app(scope, receive, send_and_note)
         finally:
             took_ms = 1000 * (time.perf_counter() - began_s)
-            request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+            request_id = first_header(scope["headers"], REQUEST_ID) or ""
             path = scope["raw_path"].decode()  # the decoded path may have line breaks
-            fields = {"serve_access_log": True, "request_id": request_id.decode("latin-1"), "route": path}
+            fields = {"serve_access_log": True, "request_id": request_id, "route": path}
             logger.info("%s %s %s %.1fms", scope["method"], path, status, took_ms, extra=fields)
 
     return answer

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, U
 
 import httpx
 
-from deployments.api.operations import OPERATION_BY_NAME
+from deployments.api.operations import OPERATION_BY_NAME, new_id
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
 from offramp.client.protocol import (
@@ -34,7 +34,6 @@ from offramp.client.protocol import (
     connection_failure,
     failure_of,
     key_header,
-    new_id,
     predict_request,
     read_predictions,
     read_reply,

@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from deployments.api.operations import OPENAI_CODES, path_of
+from deployments.api.operations import OPENAI_CODES, new_id, path_of
 from deployments.api.v2 import pack_elements, unpack_elements
 from earlyexit import errors
 from earlyexit.clock import Clock
@@ -226,11 +226,6 @@ Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, A
 """A text, a pair of texts, an image file or its path, an array, or arrays by the names of the model's inputs."""
 
 DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
-
-
-def new_id() -> str:
-    """Returns a new id of a request."""
-    return f"{random.getrandbits(128):032x}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from deployments.api.endpoint import (
     model_metadata,
     trace_failure,
 )
-from deployments.api.exchange import LARGE_BYTES, id_or_new, retry_after_header, run
-from deployments.api.operations import OPERATION_BY_RPC, RPC_PATHS, InferRequest, Signature, V2Body, V2Output
+from deployments.api.exchange import LARGE_BYTES, retry_after_header, run
+from deployments.api.operations import OPERATION_BY_RPC, RPC_PATHS, InferRequest, Signature, V2Body, V2Output, new_id
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
 from earlyexit.errors import DeadlineError, InputError, UnknownModelError
 from earlyexit.network.boundary import Answer
@@ -193,7 +193,7 @@ class Rpcs:
         """
         path, metadata = RPC_PATHS[name], dict(context.invocation_metadata())
         remaining_s = None if REMAINING_KEY not in metadata else float(metadata[REMAINING_KEY])
-        request_id = id_or_new(metadata.get(REQUEST_ID))
+        request_id = str(metadata.get(REQUEST_ID) or new_id())
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].method == "POST":
             attributes = {"rpc.system": "grpc", "rpc.service": path.split("/")[1], "rpc.method": name}
