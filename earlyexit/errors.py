@@ -148,9 +148,9 @@ class GraphError(InputError, http_status=422):
 
 
 class RetryableError(OfframpError, http_status=503, grpc_status="UNAVAILABLE"):
-    """Base class of the errors with status 429 or 503, which carry the time to wait before a retry."""
+    """Base class of the errors with status 429 or 503, which carry the time to wait before a retry, usually 1 s."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)  # all arguments, from which pickle makes an equal error
         self.retry_after_s = retry_after_s
 

@@ -38,7 +38,6 @@ from earlyexit.errors import (
     UnauthorizedError,
 )
 
-RETRY_AFTER_S = 1.0
 COMPRESSIONS = (b"gzip", b"x-gzip", b"deflate")
 ANY_WINDOW = 47
 """zlib's `wbits` for the formats of gzip and of deflate (RFC 9110, section 8.4.1), which it tells apart."""
@@ -70,8 +69,8 @@ class RequestBodies:
     def hold(self, num_bytes: int) -> int:
         """Counts bytes as held, until the caller subtracts them; returns them. Raises OverloadedError."""
         if self.held_bytes + num_bytes > self._max_held_bytes:
-            message = f"requests in progress hold {self.held_bytes} bytes; the limit is {self._max_held_bytes}"
-            raise OverloadedError(message, retry_after_s=RETRY_AFTER_S)
+            limit = self._max_held_bytes
+            raise OverloadedError(f"requests in progress hold {self.held_bytes} bytes; the limit is {limit}")
         self.held_bytes += num_bytes
         return num_bytes
 

@@ -24,7 +24,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from deployments.api.endpoint import InternalError
-from deployments.api.exchange import RETRY_AFTER_S, error_response, first_header
+from deployments.api.exchange import error_response, first_header
 from deployments.api.operations import new_id
 from deployments.local_ray.private import with_middlewares
 from deployments.process_setup import HideExceptionMessages
@@ -176,8 +176,7 @@ class Connection(HttpToolsProtocol):
         server, names = self._server, [name for name, _ in self.headers]
         error: OfframpError | None = None
         if self._is_surplus:
-            message = f"more than {self._limits.connections} connections; try again later"
-            error = OverloadedError(message, retry_after_s=RETRY_AFTER_S)
+            error = OverloadedError(f"more than {self._limits.connections} connections; try again later")
         elif self._head_size() > self._limits.head_bytes:
             error = self._too_large()
         elif names.count(b"host") != 1 and self.parser.get_http_version() == "1.1":

@@ -11,7 +11,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
-from deployments.api.exchange import RETRY_AFTER_S
 from deployments.api.operations import InferRequest
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Dispatcher
@@ -105,7 +104,7 @@ class InferService:
             return encode()
         if self._num_encoding + len(rows) > self.settings.max_queued:
             message = f"{self._num_encoding} inputs wait to be encoded; the limit is {self.settings.max_queued}"
-            self.dispatcher.core.refuse(OverloadedError(message, retry_after_s=RETRY_AFTER_S), len(rows))
+            self.dispatcher.core.refuse(OverloadedError(message), len(rows))
         self._num_encoding += len(rows)
         try:
             async with asyncio.timeout(deadline_s - self.clock.now_s()):

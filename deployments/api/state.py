@@ -80,7 +80,7 @@ class LivePage:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=EVENT_HEADERS)
         if self._closed:
-            raise OverloadedError("this ingress is shutting down; another one serves the page", retry_after_s=1.0)
+            raise OverloadedError("this ingress is shutting down; another one serves the page")
         if len(self.viewers) >= self.max_viewers:
             message = f"the page of this ingress has {self.max_viewers} viewers already"
             raise OverloadedError(message, retry_after_s=RETRY_S)
@@ -224,7 +224,7 @@ class StateRoutes:
         names = ["ingress", *self._stage_deployments] + ([] if self.controller is None else [CONTROLLER])
         ingresses, *others = await asyncio.gather(*(self.ask_all(each, "samples") for each in names))
         if ingresses and all(each is None for each in ingresses):
-            raise StageUnavailableError("the ingresses do not report their metrics", retry_after_s=1.0)
+            raise StageUnavailableError("the ingresses do not report their metrics")
         processes = filter(None, chain(ingresses, *others))
         return Response(metrics_text(chain.from_iterable(processes)), headers={"content-type": CONTENT_TYPE})
 

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
-from deployments.api.exchange import RETRY_AFTER_S
 from deployments.api.operations import InferRequest
 from deployments.local_ray.applications import message_of
 from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv_put, put_applications
@@ -145,7 +144,7 @@ class IngressLink(DeploymentHandles):
         """Returns the facts of the ingresses that answer; raises VersionUnavailableError if none does."""
         facts = [each for each in await self.try_broadcast("ingress", "facts", ASK_S) if each is not None]
         if not facts:
-            raise VersionUnavailableError(f"no ingress of {self._app!r} answers", retry_after_s=RETRY_AFTER_S)
+            raise VersionUnavailableError(f"no ingress of {self._app!r} answers")
         return facts
 
 
@@ -171,8 +170,7 @@ class OtherVersion:
             if isinstance(error, TimeoutError) and timeout.when() != CANCELLED_AT:
                 raise DeadlineError(f"no answer within {timeout_s:g} s") from None
             logger.warning("request %s: version %s: %r", request.request_id, self.version, error)
-            message = f"version {self.version!r} cannot be reached"
-            raise VersionUnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+            raise VersionUnavailableError(f"version {self.version!r} cannot be reached") from error
         finally:
             self._link.waiting.discard(timeout)
         if isinstance(outcome, OfframpError):
@@ -360,7 +358,7 @@ class Versions(TrafficSplitter):
         link = self._link(app)
         [facts, *_] = await link.facts()
         if facts.version != version:
-            raise VersionUnavailableError(f"{app} serves version {facts.version!r} now", retry_after_s=RETRY_AFTER_S)
+            raise VersionUnavailableError(f"{app} serves version {facts.version!r} now")
         self._apps[version] = app
         ours, theirs = _inputs(self.own.card), _inputs(facts.card)
         if ours != theirs:

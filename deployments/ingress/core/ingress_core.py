@@ -351,7 +351,7 @@ class IngressCore(Unanswered):
             if ended:
                 self.counts.retries[slot] += len(ended)
         else:
-            error = StageUnavailableError(f"{slot} failed {max_attempts} times on this input", retry_after_s=1.0)
+            error = StageUnavailableError(f"{slot} failed {max_attempts} times on this input")
             ended = [each for each in removed if each.attempt + 1 >= max_attempts]
         actions = self.drop(ended, error, now_s)
         retried = [each for each in removed if not each.settled]
