@@ -370,19 +370,17 @@ def _column(output: Mapping[str, Any]) -> Sequence[Any]:
     return list(column) if column.ndim > 1 else column.tolist()
 
 
-def _columns(rows: Sequence[Input], inputs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, Array]]:
+def _columns(rows: Sequence[Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, Array]]:
     datatypes = {each["name"]: each["datatype"] for each in inputs}
     if all(isinstance(row, bytes | Path) for row in rows):
         return {_only(datatypes): ("BYTES", np.array([_file(row) for row in rows], dtype=object))}
-    mappings = [row for row in rows if isinstance(row, Mapping)]
-    if len(mappings) == len(rows):
-        if any(row.keys() != datatypes.keys() for row in mappings):
-            raise InputError(f"every input needs the model's columns, and no others: {', '.join(datatypes)}")
-        return {name: _stacked([row[name] for row in mappings], kind) for name, kind in datatypes.items()}
     if all(isinstance(row, np.ndarray | np.generic) for row in rows):
-        name = _only(datatypes)
-        return {name: _stacked(rows, datatypes[name])}
-    raise InputError("the inputs of a request must be of one kind: texts, pairs of texts, image files or arrays")
+        rows = [{_only(datatypes): row} for row in rows]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise InputError("the inputs of a request must be of one kind: texts, pairs of texts, image files or arrays")
+    if any(row.keys() != datatypes.keys() for row in rows):
+        raise InputError(f"every input needs the model's columns, and no others: {', '.join(datatypes)}")
+    return {name: _stacked([row[name] for row in rows], kind) for name, kind in datatypes.items()}
 
 
 def _only(datatypes: Mapping[str, str]) -> str:
