@@ -93,12 +93,10 @@ class Stream:
     # Called by the service
 
     def put(self, result: StepResult) -> None:
-        if self.is_over:
-            return
-        self._queue.put_nowait(result)
-        if result.ended is not None:
-            self.is_over = True
-            self._queue.put_nowait(StopAsyncIteration())
+        if not self.is_over:
+            self._queue.put_nowait(result)
+            if result.ended is not None:
+                self.fail(StopAsyncIteration())
 
     def fail(self, error: Exception) -> None:
         if not self.is_over:
