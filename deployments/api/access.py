@@ -90,8 +90,8 @@ class Gate:
             )
 
     def _caller(self, keys: Keys, method: str, path: str, authorization: str | None) -> str:
-        token = None if authorization is None else _token(method, authorization)
-        if token is not None and (caller := keys.owner(token)) is not None:
+        caller = keys.owner(_token(method, authorization or ""))
+        if caller is not None:
             return caller
         problem = "no API key was sent" if authorization is None else "the API key is unknown"
         is_page = any(path == page or path.startswith(page + "/") for page in PAGES)
@@ -107,8 +107,8 @@ def build_gate(access: AccessSettings | None, clock: Clock, num_ingresses: int) 
     return Gate(access, clock, num_ingresses)
 
 
-def _token(method: str, authorization: str) -> str | None:
-    """Returns the key in an Authorization header; None if there is none."""
+def _token(method: str, authorization: str) -> str:
+    """Returns the key in an Authorization header; empty if there is none."""
     scheme, _, value = authorization.partition(" ")
     match scheme.lower():
         case "bearer":
@@ -116,4 +116,4 @@ def _token(method: str, authorization: str) -> str | None:
         case "basic" if method in SAFE_METHODS:
             with suppress(ValueError):  # the password is the key; the user name is ignored
                 return base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
-    return None
+    return ""
