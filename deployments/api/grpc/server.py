@@ -148,8 +148,7 @@ def _contents(message: Any) -> Sequence[Content]:
     for k, tensor in enumerate(tensors):
         if tensor.HasField("contents"):
             raise InputError(f"inputs.{k}.contents: must be absent if raw_input_contents is set")
-    contents: Sequence[bytes] = raw
-    return contents
+    return list(raw)
 
 
 def _typed_content(tensor: Any, where: str) -> list[Any]:
