@@ -230,15 +230,6 @@ class StateRoutes:
 
     async def event(self) -> bytes | None:
         """Returns the page's present state as a server-sent event; None if this ingress is being stopped."""
-        snapshot = await self._poll()
-        if snapshot is None:
-            return None
-        self._snapshots = within([*self._snapshots, snapshot], SHARES_S)
-        self._serial += 1
-        state = page_state(self.facts, self._snapshots) | {"serial": self._serial}
-        return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
-
-    async def _poll(self) -> Snapshot | None:
         ingresses, replicas = await self._ask_service()
         await self._poll_controller()
         if ingresses is not None:
@@ -246,7 +237,7 @@ class StateRoutes:
             self._missed = 0 if is_listed else self._missed + 1
         if self._missed >= MAX_MISSED:
             return None
-        return Snapshot(
+        snapshot = Snapshot(
             at_s=self.wall.now_s(),
             placed=self.ingress.placed,
             suspended=self.ingress.suspended,
@@ -255,6 +246,10 @@ class StateRoutes:
             agreement=self.ingress.observations.agreement,
             **self._told,
         )
+        self._snapshots = within([*self._snapshots, snapshot], SHARES_S)
+        self._serial += 1
+        state = page_state(self.facts, self._snapshots) | {"serial": self._serial}
+        return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
 
     async def _ask_service(self) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
         """Returns the reports of all ingresses, or None if one is missing, and of the replicas on the plan's types."""
