@@ -289,18 +289,14 @@ class Tracer:
         inputs, now_s = self._calls.get(call), self.clock.now_s()
         if inputs is None:
             return
-        timed: list[tuple[str, Timing, int | None]] = [
-            (answer.sample_id, timing, answer.exit) for answer, timing in (*chunk.answers, *chunk.early)
-        ]
+        ends: dict[str, Any] = {sample_id: {"error": f"{error.kind}: {error}"} for sample_id, error in chunk.lost}
         if chunk.survivors is not None:
-            survivors = zip(chunk.survivors.sample_ids, chunk.survivor_timings, strict=True)
-            timed += [(sample_id, timing, None) for sample_id, timing in survivors]
-        for sample_id, timing, exit_block in timed:
-            if sample_id in inputs:
-                inputs.pop(sample_id).leave(now_s, timing, exit_block)
-        for sample_id, error in chunk.lost:
-            if sample_id in inputs:
-                inputs.pop(sample_id).leave(now_s, error=f"{error.kind}: {error}")
+            timings = zip(chunk.survivors.sample_ids, chunk.survivor_timings, strict=True)
+            ends |= {sample_id: {"timing": timing} for sample_id, timing in timings}
+        for answer, timing in (*chunk.early, *chunk.answers):  # an early answer's input may also be a survivor
+            ends[answer.sample_id] = {"timing": timing, "exit_block": answer.exit}
+        for sample_id in inputs.keys() & ends.keys():
+            inputs.pop(sample_id).leave(now_s, **ends[sample_id])
 
     def on_end(self, call: Call, error: BaseException | None) -> None:
         """Records the end of a call."""
