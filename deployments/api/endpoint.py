@@ -54,7 +54,6 @@ CLIENT_CLOSED_REQUEST = 499
 """The status that is counted if the caller disconnected before the response (nginx's 499)."""
 UNLOGGED_ERRORS = (InputError, AdmissionError, RateLimitError)
 """Errors that may occur thousands of times: they are counted, but not logged."""
-FAILURE = "the server failed on this request; its log has the reason, under the request's id"
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(HideExceptionMessages())
@@ -228,7 +227,7 @@ def failure_of(error: Exception, request_id: str, what: str) -> OfframpError:
     fields = {"request_id": request_id}  # Serve sets this field only for requests that it routed itself
     if not isinstance(error, OfframpError):
         logger.exception("request %s: %s", request_id, what, extra=fields)
-        return InternalError(FAILURE)
+        return InternalError("the server failed on this request; its log has the reason, under the request's id")
     if not isinstance(error, UNLOGGED_ERRORS):
         logger.warning("request %s: %s: %s", request_id, error.kind, error.log_text, extra=fields)
     return error

@@ -115,7 +115,7 @@ class Connection(HttpToolsProtocol):
         self._phase = IDLE
         """What the parser is reading: nothing (`idle`), a `head`, or a `body`."""
         self._num_begun = 0
-        """Number of requests whose first byte has arrived."""
+        """Number of heads whose first byte was parsed."""
         self._unfinished_bytes = 0
         """Bytes since the last end of a head, part of a body, or end of a request. The parser keeps them in memory."""
         self._body_bytes = 0
@@ -219,7 +219,6 @@ class Connection(HttpToolsProtocol):
                 return
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._num_begun -= 1
             self._feed(without_upgrade(method, self.url, self.headers) + data[offset:])
 
     def _head_size(self) -> int:
