@@ -205,9 +205,8 @@ def error_response(path: str, request_id: str, error: OfframpError) -> Response:
         response.headers["allow"] = ", ".join(error.allowed)
     if isinstance(error, UnauthorizedError):
         response.headers["www-authenticate"] = error.scheme
-    retry_after = retry_after_header(error)
-    if retry_after is not None:
-        response.headers["retry-after"] = retry_after
+    if isinstance(error, RetryableError):
+        response.headers["retry-after"] = retry_after_header(error)
     return response
 
 
@@ -219,9 +218,9 @@ def openai_error(error: OfframpError) -> dict[str, object]:
     return {"error": {"message": str(error), "type": type_, "param": param, "code": code}}
 
 
-def retry_after_header(error: OfframpError) -> str | None:
-    """Returns the value of Retry-After in whole seconds; None if a retry would not help."""
-    return str(max(1, math.ceil(error.retry_after_s))) if isinstance(error, RetryableError) else None
+def retry_after_header(error: RetryableError) -> str:
+    """Returns the value of Retry-After in whole seconds."""
+    return str(max(1, math.ceil(error.retry_after_s)))
 
 
 # Content negotiation (RFC 9110, section 12.5)

@@ -32,7 +32,7 @@ from deployments.api.endpoint import (
 from deployments.api.exchange import LARGE_BYTES, retry_after_header, run
 from deployments.api.operations import OPERATION_BY_RPC, RPC_PATHS, InferRequest, Signature, V2Body, V2Output, new_id
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
-from earlyexit.errors import DeadlineError, InputError, UnknownModelError
+from earlyexit.errors import DeadlineError, InputError, RetryableError, UnknownModelError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
 
@@ -215,8 +215,8 @@ class Rpcs:
             status, code = failure.http_status, grpc.StatusCode[failure.grpc_status]
             context.set_code(code)  # if the error were raised, Serve would log a traceback, and often return INTERNAL
             context.set_details(str(failure)[:MAX_DETAILS])
-            if (retry_after := retry_after_header(failure)) is not None:
-                trailing.append(("retry-after", retry_after))
+            if isinstance(failure, RetryableError):
+                trailing.append(("retry-after", retry_after_header(failure)))
         finally:
             bodies.held_bytes -= held_bytes
             context.set_trailing_metadata(trailing)
