@@ -6,7 +6,7 @@ The last chunk of an answer has no text, as clients expect (vLLM issue 35705). A
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, partialmethod
 from itertools import accumulate, islice
@@ -48,22 +48,23 @@ class TextDelta:
     """The message about the time limit that ended the answer; None if there was none."""
 
 
-async def text_deltas(streams: Sequence[Stream]) -> AsyncIterator[TextDelta]:
+async def text_deltas(streams: Sequence[Stream], ends: Collection[int]) -> AsyncIterator[TextDelta]:
     """Yields the parts of each text, and last its tokens without text, such as the end-of-text token.
 
     One text follows the other, although all sequences run at the same time: a sequence does not wait for its reader.
-    Raises the streams' errors, except that a time limit ends a text.
+    `ends`: the end-of-text tokens. Raises the streams' errors, except that a time limit ends a text.
     """
     for stream in streams:
         held = list[StepResult]()
         try:
             async for result in stream:
-                held.append(result)
+                end = [result] if result.ended == "stop" and result.chosen.token in ends else []
+                held += [] if end else [result]  # its text, if there is any, is that of tokens that were held back
                 if result.text:
                     yield TextDelta(text=result.text, results=tuple(held))
                     held.clear()
                 if result.ended is not None:
-                    yield TextDelta(text="", results=tuple(held), ended=result.ended)
+                    yield TextDelta(text="", results=(*held, *end), ended=result.ended)
         except CutShortError as error:
             if error.text:
                 yield TextDelta(text=error.text, results=tuple(held))
@@ -296,7 +297,7 @@ class GenerateRoutes:
             for sequence in sequences:
                 streams.append(await self._backend.generate(sequence))
             writer = self._writer(body, sum(each.num_prompt for each in streams), request.id)
-            parts = text_deltas(streams)
+            parts = text_deltas(streams, self._task.ends)
             with watching(request.receive, abort):
                 first = await anext(parts)
                 if not in_events and (isinstance(body, GenerateBody) or not body.stream):
