@@ -21,6 +21,7 @@ from deployments.api.exchange import (
     RequestBodies,
     compress,
     error_response,
+    first_header,
     json_response,
 )
 from deployments.api.generation import GenerateRequest, Stream
@@ -156,7 +157,7 @@ class Endpoint:
         request = HttpRequest(scope, receive, self._backend.bodies)
         if self._gate is not None:
             try:
-                self._gate.admit(request.method, request.path, request.find(b"authorization"))
+                self._gate.admit(request.method, request.path, first_header(scope["headers"], b"authorization"))
             except (UnauthorizedError, RateLimitError) as error:
                 self._backend.count_request("access", error.http_status)
                 return await error_response(request.path, request.id, error)(scope, receive, send)

@@ -99,7 +99,7 @@ class HttpRequest(Request):
     @cached_property
     def id(self) -> str:
         """The request's id: the caller's, or a new one. The HTTP server adds it to the response."""
-        return self.find(b"x-request-id") or new_id()
+        return first_header(self.scope["headers"], b"x-request-id") or new_id()
 
     @property
     def path(self) -> str:
@@ -111,10 +111,6 @@ class HttpRequest(Request):
     def target(self) -> str:
         """The method and the path as it was sent, which has no line breaks."""
         return f"{self.method} {self.scope['raw_path'].decode('latin-1')}"
-
-    def find(self, name: bytes) -> str | None:
-        """Returns the first header of a name, which is in lower case; None if there is none."""
-        return first_header(self.scope["headers"], name)
 
     async def parsed(self, kind: type[BodyT], empty: bytes = b"") -> BodyT:
         """Returns the validated body; raises InputError. `empty` replaces an empty body."""

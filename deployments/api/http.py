@@ -20,6 +20,7 @@ from deployments.api.exchange import (
     LARGE_BYTES,
     HttpRequest,
     UnsupportedMediaTypeError,
+    first_header,
     json_response,
     preferred_type,
     run,
@@ -75,7 +76,8 @@ class Routes:
 
     def _parse_predict(self, request: HttpRequest, body: bytes) -> tuple[InferRequest, bool]:
         codec = self._backend.signature.codec
-        content_type = (request.find(b"content-type") or "").partition(";")[0].strip().lower()
+        content_type = first_header(request.scope["headers"], b"content-type") or ""
+        content_type = content_type.partition(";")[0].strip().lower()
         if content_type in codec.content_types:
             row = codec.from_content(content_type, body)
             return InferRequest(rows=(row,), ids=("",), request_id=request.id), False
