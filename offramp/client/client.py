@@ -336,7 +336,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def versions(self) -> list[Row]:
         """Returns all models and versions of the server's cluster, with their states."""
-        return list(await self._call("index", {}))
+        return list(await self._call("index", {}, kind=list))
 
     async def canary(self) -> dict[str, Any]:
         """Returns statistics of the default version and the canary."""
@@ -379,8 +379,8 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         """Waits until the version has one of the states, and returns its row in the index; raises DeadlineError."""
         async for _ in self._checks(timeout_s, POLL_S):
             rows = await self.versions()
-            named = (each for each in rows if (each["name"], each["version"]) == (model, version))
-            row = next(named, {"state": ABSENT})
+            named = (each for each in rows if (each.get("name"), each.get("version")) == (model, version))
+            row = {"state": ABSENT} | next(named, {})  # Triton gives no state to versions that were never loaded
             if row["state"] in states:
                 return row
         raise DeadlineError(f"version {version!r} of {model!r} is {row['state']} after {timeout_s:g} s")
@@ -425,10 +425,12 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     async def _call_for_model(self, operation: str, body: dict[str, object] | None = None) -> dict[str, Any]:
         return dict(await self._call(operation, body, model=await self._served_model()))
 
-    async def _call(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
-        """Returns the server's answer to an operation; `named` are the parameters of its path."""
+    async def _call(
+        self, operation: str, body: dict[str, object] | None = None, kind: type = dict, **named: str
+    ) -> Any:
+        """Returns the server's answer to an operation, of a kind of JSON; `named` are the parameters of its path."""
         answer = await self._send_with_retries(Request(operation, body, named=named))
-        if not isinstance(answer, dict | list):
+        if not isinstance(answer, kind):
             raise OfframpError(f"the server at {self._http.base_url} does not answer as Offramp does: {answer!r:.200}")
         return answer
 
@@ -460,7 +462,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         built = http.build_request(operation.method, request.path, content=content, headers=headers, timeout=limit_s)
         try:
             response: httpx.Response = await resolve(http.send(built, stream=request.streams))
-            if request.streams and response.status_code == HTTPStatus.OK:
+            if request.streams and response.is_success:
                 return response
             if request.streams:
                 await resolve(response.aread() if isinstance(http, httpx.AsyncClient) else response.read())

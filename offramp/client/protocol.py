@@ -243,7 +243,7 @@ class Request:
     sends_timeout: bool = False
     """Whether the body contains the timeout."""
     streams: bool = False
-    """Whether an answer with status 200 is streamed. The outcome is then the open response."""
+    """Whether the answer is streamed. The outcome is then the open response, if it succeeds."""
 
     @property
     def path(self) -> str:
@@ -290,8 +290,11 @@ def predict_request(
     contents: Sequence[object] = rows
     if not are_texts(rows):
         are_files = all(isinstance(row, bytes | Path) for row in rows)
-        if not (in_words and are_files and any(map(_is_large, metadata.get("outputs", ())))):
-            return _tensor_request(rows, metadata, options, request_id or new_id())
+        try:
+            if not (in_words and are_files and any(map(_is_large, metadata.get("outputs", ())))):
+                return _tensor_request(rows, metadata, options, request_id or new_id())
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise OfframpError(f"the server's metadata does not describe a model: {metadata!r:.200}") from error
         contents = [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
     # A pair is sent in a list, because alone it would be two texts for a model of texts.
     body = {"inputs": contents[0] if not many and isinstance(contents[0], str) else list(contents), **options}
@@ -320,7 +323,7 @@ def _tensor_request(
     outputs = metadata.get("outputs", ())
     if any(map(_is_large, outputs)):
         body["outputs"] = [{"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in outputs]
-    named = {"model": metadata["name"]}
+    named = {"model": str(metadata["name"])}
     return Request("infer", body, tail=b"".join(tails), named=named, request_id=request_id, sends_timeout=True)
 
 
