@@ -344,13 +344,7 @@ class Connection(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """An HTTP/1.1 and 1.0 server on bound sockets, on one event loop."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        serve_app: ASGIApp | None = None,
-        limits: Limits | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, serve_app: ASGIApp | None = None, limits: Limits | None = None) -> None:
         """`app`: Offramp's application. It handles all requests or, if there is a `serve_app`, only POST requests.
 
         `serve_app`: Serve's application, which then handles all other requests. It assigns request ids by itself, and
