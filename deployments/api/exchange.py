@@ -233,8 +233,6 @@ def preferred_type(accept: str, offered: Sequence[str]) -> str | None:
 
     A type has the weight of the most specific range that includes it. The first of equal types is returned.
     """
-    if not accept.strip():
-        return offered[0]
     weights = [_weight(accept, each, f"{each.partition('/')[0]}/*", ANYTHING) for each in offered]
     best = max(weights)
     return offered[weights.index(best)] if best > 0 else None

@@ -312,7 +312,6 @@ JSON, PNG = "application/json", "image/png"
 @pytest.mark.parametrize(
     ("accept", "content_type"),
     [
-        pytest.param("", JSON, id="nothing"),
         pytest.param("*/*", JSON, id="anything"),
         pytest.param("application/json", JSON, id="JSON"),
         pytest.param("application/*", JSON, id="any-application"),
