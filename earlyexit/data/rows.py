@@ -346,19 +346,15 @@ def read_joints(path: Path, table: Path, *, part: str | None = None) -> Labelled
     with open_images(path, part=part) as files:
         if missing := next((name for name in files.names if name not in lines), None):
             raise DataError(f"{table}: there is no line for {missing!r}")
-        names = tuple(line.joint for line in lines[files.names[0]])
-        images, labels, sides = [], [], []
-        for name, content in zip(files.names, files, strict=True):
-            size = _sides(content, f"{path}: {name}")[:2]
-            images.append(content)
-            sides.append(size)
-            labels.append(_positions(lines[name], names, size, table))
+        names, images = tuple(line.joint for line in lines[files.names[0]]), tuple(files)
+        sides = tuple(_sides(image, name)[:2] for name, image in zip(_full_names(files), images, strict=True))
+        labels = (_positions(lines[name], names, size, table) for name, size in zip(files.names, sides, strict=True))
         return LabelledRows(
             columns={IMAGE: objects(images)},
             labels=tuple(labels),
             files=_full_names(files),
             part_names=names,
-            sides=tuple(sides),
+            sides=sides,
         )
 
 
@@ -379,13 +375,9 @@ def read_maps(path: Path, table: Path, *, part: str | None = None) -> LabelledRo
             first = index_of.setdefault(_inside(name, mask_folder), k)
             if first != k:
                 raise DataError(f"{path}: {maps.names[first]!r} and {name!r} are both maps of one image")
-        indices = []
-        for name in files.names:
-            index = index_of.get(_inside(name, image_folder))
-            if index is None:
-                raise DataError(f"{path}: {name!r} has no map in {mask_folder}, a PNG file of the same name")
-            indices.append(index)
-        images = tuple(files)
+        inside, images = {name: _inside(name, image_folder) for name in files.names}, tuple(files)
+        if missing := next((name for name, stem in inside.items() if stem not in index_of), None):
+            raise DataError(f"{path}: {missing!r} has no map in {mask_folder}, a PNG file of the same name")
         for name, content in zip(_full_names(files), images, strict=True):
             with suppress(UnprocessableInputError):  # decoding the image reports the error
                 if sides(content, name).turned:
@@ -395,7 +387,7 @@ def read_maps(path: Path, table: Path, *, part: str | None = None) -> LabelledRo
                     )
         return LabelledRows(
             columns={IMAGE: objects(images)},
-            labels=tuple(map(maps.read, indices)),
+            labels=tuple(maps.read(index_of[stem]) for stem in inside.values()),
             files=_full_names(files),
             part_names=read_classes(table),
         )
