@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tokenizers.normalizers import BertNormalizer
+from tokenizers.processors import RobertaProcessing
 from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
@@ -157,10 +158,12 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
     if local.is_file():
         tokenizer = read_tokenizer(local)  # an error names this file rather than the copy
-        if isinstance(tokenizer.normalizer, BertNormalizer) and (local.parent / CONFIG).is_file():
-            with in_one_line(f"the tokenizer of {source!r} cannot be loaded"):  # its configuration has precedence
-                loaded = AutoTokenizer.from_pretrained(local.parent, trust_remote_code=False)
-                tokenizer.normalizer = loaded.backend_tokenizer.normalizer
+        of_bert = isinstance(tokenizer.normalizer, BertNormalizer)
+        if (of_bert or isinstance(tokenizer.post_processor, RobertaProcessing)) and (local.parent / CONFIG).is_file():
+            with in_one_line(f"the tokenizer of {source!r} cannot be loaded"):
+                loaded = AutoTokenizer.from_pretrained(local.parent, trust_remote_code=False).backend_tokenizer
+            # Options of tokenizer_config.json have precedence: do_lower_case, strip_accents, add_prefix_space.
+            tokenizer.normalizer, tokenizer.pre_tokenizer = loaded.normalizer, loaded.pre_tokenizer
         tokenizer.save(str(folder / TOKENIZER_FILE))
         copy_chat_files(local.parent, folder)
         return

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers.processors import RobertaProcessing
 from torch import Tensor, nn
 
 from earlyexit.backends import onnx
@@ -38,6 +39,7 @@ from offramp.commands.train import codec_for, train
 from offramp.spec.documents import ServeJob
 from profiles.latency import LatencyProfile
 from tests.earlyexit.codecs.pictures import file_of
+from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.checkpoints import hf_inputs, hf_model, resnet_state
 from tests.offramp.cli.runs import Captured, printed, run
 
@@ -245,6 +247,17 @@ def test_a_served_checkpoint_answers_as_transformers_does(family: str, checkpoin
     assert model_folder_for(tmp_path / "tuned") == folder, "made once"
     (tmp_path / "tuned" / "tokenizer.json").touch()
     assert model_folder_for(tmp_path / "tuned") != folder, "the checkpoint's files changed"
+
+
+def test_a_served_roberta_puts_a_space_first_if_its_configuration_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    saved(tmp_path, checkpoint, "roberta", vocab_size=300)
+    tokenizer = byte_tokenizer()
+    tokenizer.post_processor = RobertaProcessing(("B", 33), ("A", 32))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer", "add_prefix_space": true}')
+    folder = model_folder_for(tmp_path)
+    one, other = find_codec(read_card(folder).codec, folder).encode(["a b", " a b"])
+    assert one.tensors[0].tolist() == other.tensors[0].tolist()
 
 
 def test_the_cache_holds_a_few_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
