@@ -258,7 +258,7 @@ class Bert(Family):
         return Pretrained(
             backbone=backbone,
             head=FinalHead(style=self.head_style, pooling="first", num_outputs=num_outputs, weights=head),
-            label_names=tuple(names[k] for k in sorted(names)) if names else None,
+            label_names=tuple(str(names[k]) for k in sorted(names)) if names else None,
         )
 
     def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:

@@ -233,14 +233,17 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     is_number = config.get("problem_type") == "regression" or len(labels) < 2
     if CLASSIFIER not in architecture or several or is_number:
         task = "several labels at once" if several else "a number" if CLASSIFIER in architecture else "another task"
+        aim, options = "train one on this network", ["--data", "LABELLED_ROWS", *out]
+        if task == "a number":
+            aim, options = "train its ramps", ["--task", "regression", *options]
         raise ModelFolderError(
             f"{folder}: {architecture} predicts {task}; only classifiers with one label are supported directly; to "
-            f"train one on this network: {command('train', '--backbone', folder, '--data', 'LABELLED_ROWS', *out)}"
+            f"{aim}: {command('train', '--backbone', folder, *options)}"
         )
-    names = tuple(name for name in labels.values() if isinstance(name, str))
+    names = tuple(str(name) for name in labels.values() if isinstance(name, int | str))
     if sorted(labels) != sorted(map(str, range(len(labels)))) or len(set(names)) < len(labels):
         raise ModelFolderError(f"{path}: id2label must give outputs 0 to {len(labels) - 1} different labels")
-    return tuple(labels[str(each)] for each in range(len(labels)))
+    return tuple(str(labels[str(each)]) for each in range(len(labels)))
 
 
 def check_files(folder: Path) -> None:
