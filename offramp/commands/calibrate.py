@@ -61,8 +61,10 @@ ANSWER_TOKENS = 64
 MAX_PROMPT_TOKENS = 128
 """Maximum number of tokens of a text in the training of a decoder's ramps."""
 Confidences = Mapping[int, float]
-Outputs = tuple[Sequence[int], Mapping[int, Tensor]]
-"""Row indices, and the temperature-scaled outputs of each exit for these rows, (N, C), by block."""
+ByBlock = Mapping[int, Tensor]
+"""The temperature-scaled outputs of each exit, (N, C), by block."""
+Outputs = tuple[Sequence[int], ByBlock]
+"""Row indices, and the outputs for these rows."""
 Calibrated = tuple[CalibrationCard, ExitRecords]
 
 
@@ -104,7 +106,7 @@ def calibrate(folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: 
         job=job, views=[records], facts=facts, task=task, labels=labels, costs=costs, first=card.chain.starts[-1]
     )
     if model is None:
-        return _calibrate_chain(recorded, folder, card, data, next(iter(outputs)), progress)
+        return _calibrate_chain(recorded, folder, card, data, next(iter(outputs))[1], progress)
     calibration = recorded.card()
     forget_calibration(folder)
     save_model(model, folder)
@@ -204,7 +206,7 @@ def record_exits(
         return records
     [(_, whole)] = outputs
     served = mixed_outputs(whole, card.chain, task, weights)
-    return records_of_served(served, whole, records, task, truth_N, provenance={WEIGHTS: dict(weights)})
+    return records_of_served(served, whole, records, (task, truth_N), provenance={WEIGHTS: dict(weights)})
 
 
 def compute_outputs(
@@ -302,22 +304,17 @@ def _records_of(
 
 
 def records_of_served(
-    served: Mapping[int, Tensor],
-    whole: Mapping[int, Tensor],
-    alone: ExitRecords,
-    task: Task,
-    truth_N: ValueArray,
-    **options: Any,
+    served: ByBlock, whole: ByBlock, alone: ExitRecords, truth: tuple[Task, ValueArray], **options: Any
 ) -> ExitRecords:
     """Returns exit records of the outputs that a chain serves, by block, compared with its reference's own outputs.
 
     The last exit's answer can differ too, because an ensemble mixes it, or because its text was pruned. `whole` and
     `alone`: outputs and records of the same inputs without either. `options`: of `join_records`.
     """
-    last, rows = max(whole), range(len(truth_N))
+    last, (task, truth_N) = max(whole), truth
     at_end_N, full_N = (task.answer(each[last]).numpy() for each in (served, whole))
     return join_records(
-        [(rows, {**served, last: whole[last]})],
+        [(range(len(truth_N)), {**served, last: whole[last]})],
         alone.score,
         task,
         truth_N,
@@ -329,7 +326,7 @@ def records_of_served(
 
 
 def _calibrate_chain(
-    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, outputs: Outputs, progress: Progress
+    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, outputs: ByBlock, progress: Progress
 ) -> Calibrated:
     """Finds thresholds for the ends and ramps of a chain; its models do not change.
 
@@ -338,7 +335,7 @@ def _calibrate_chain(
     Plans choose one of the calibrations, so the confidence holds for all of them together.
     """
     job, chain, [alone] = recorded.job, card.chain, recorded.views
-    mixed = _mixed_if_useful(recorded, outputs[1], chain) if job.ensemble else recorded
+    mixed = _mixed_if_useful(recorded, outputs, chain) if job.ensemble else recorded
     own = mixed.card(chain.end_ramps)
     reference = mixed.card((), entry=chain.starts[-1]) if _has_reference(job, chain) else None
     forget_calibration(folder)
@@ -351,16 +348,15 @@ def _calibrate_chain(
         return own, mixed.views[0]
     # Thresholds must hold with pruned and with whole texts, because plans may leave out networks before which words are
     # pruned.
-    task, truth_N = recorded.truth
     served, pruning = run_pruned(recorded, folder, card, data, outputs, progress)
     facts, choice = recorded.facts | pruning, (recorded.parts[0], job.budget)
-    pruned = records_of_served(served, outputs[1], alone, task, truth_N, choice=choice, provenance=facts)
+    pruned = records_of_served(served, outputs, alone, recorded.truth, choice=choice, provenance=facts)
     calibration = replace(recorded, views=[pruned, alone], facts=facts).card(chain.end_ramps)
     save_calibration(calibration, pruned, folder / PRUNED)
     return calibration, pruned
 
 
-def _mixed_if_useful(recorded: CalibrationData, outputs: Mapping[int, Tensor], chain: Chain) -> CalibrationData:
+def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: Chain) -> CalibrationData:
     """Returns the data with the results of an ensemble, and if it is useful, with mixed answers.
 
     There is a view for each set of networks, all of them first. Weights and gain are found on the design rows alone. An
@@ -381,12 +377,12 @@ def _mixed_if_useful(recorded: CalibrationData, outputs: Mapping[int, Tensor], c
         facts = recorded.facts | {WEIGHTS: dict(weights)}
         sets = sorted(subsets(chain), key=len, reverse=True)
         served = [mixed_outputs(outputs, chain, task, weights, used) for used in sets]
-        views = [records_of_served(each, outputs, alone, task, truth_N, provenance=facts) for each in served]
+        views = [records_of_served(each, outputs, alone, recorded.truth, provenance=facts) for each in served]
     return replace(recorded, views=views, figures={"ensemble": results})
 
 
 def find_ensemble(
-    outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
+    outputs: ByBlock, chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
 ) -> tuple[Mapping[int, float] | None, dict[str, Any]]:
     """Returns an ensemble's weights by end block, and JSON data on it, fitted on `rows` of a chain's outputs, by block.
 
@@ -404,11 +400,7 @@ def find_ensemble(
 
 
 def mixed_outputs(
-    outputs: Mapping[int, Tensor],
-    chain: Chain,
-    task: Task,
-    weights: Mapping[int, float],
-    used: Collection[int] | None = None,
+    outputs: ByBlock, chain: Chain, task: Task, weights: Mapping[int, float], used: Collection[int] | None = None
 ) -> dict[int, Tensor]:
     """Returns the outputs (N, C) of every exit by block, mixed with those of earlier networks.
 
@@ -427,11 +419,11 @@ def mixed_outputs(
 
 
 def run_pruned(
-    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
+    recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, whole: ByBlock, progress: Progress
 ) -> tuple[dict[int, Tensor], dict[str, Any]]:
     """Runs a chain with word pruning: each network passes its texts on without the job's share of the words.
 
-    Alphas are chosen on the design rows. `run`: every exit's outputs on whole texts, of which those of the first
+    Alphas are chosen on the design rows. `whole`: every exit's outputs on whole texts, of which those of the first
     network are used. Returns every exit's outputs by block, and facts for the provenance: alphas by end ramp, the share
     of all words that the last network does not get, the share of an input's tokens that each network gets, and the
     factor by which measuring attention slows down each network but the last. Raises DataError for an impossible share.
@@ -443,7 +435,7 @@ def run_pruned(
     assert isinstance(codec, ChainCodec)
     rows = whole_rows = data.rows(codec)
     kept, measuring = [1.0], list[float]()
-    outputs = {block: each for block, each in run[1].items() if block < chain.bounds[0]}
+    outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
     prune: dict[int, float] = {}
     for network, member in enumerate(card.members(folder)):
         model = load_model(member, dtype=getattr(torch, dtype))

@@ -20,7 +20,6 @@ from earlyexit.foreign.dataflow import Site
 from earlyexit.foreign.model import Divisible, ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
 from earlyexit.named import is_own
-from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
@@ -119,7 +118,11 @@ def inject(
         numbers = tuple(map(str, range(pretrained.head.num_outputs)))
         make = partial(add_ramps, pretrained, name=job.name, family=foreign.family, codec=spec, task=LabelTask(numbers))
         check_names(job, learned, numbers)
-        model, block_s = _with_ramps(make, job, encoded, folder, times)
+        model = make(ramps=ramp_options(job))
+        check_encoded(job, model, encoded)
+        block_s, ramp_s = times(model, folder)
+        at = ramps_worth_their_time(model.ramp_indices, block_s, ramp_s, requested=job.ramps is not None)
+        model = make(ramps=replace(ramp_options(job), at=at))
         features = exit_features(model, encoded, progress=progress)
         answers = _answers(model, features, job)
         names = answer_names(job, learned, answers, numbers)
@@ -167,20 +170,6 @@ def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
     )
     # Inputs for timing must not be longer than the model allows.
     return read_foreign(job.backbone, options, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
-
-
-def _with_ramps(
-    make: Callable[..., EarlyExitModel], job: InjectJob, encoded: Sequence[Encoded], folder: Path, times: Times
-) -> tuple[EarlyExitModel, FloatArray]:
-    """Returns the model with untrained ramps that are worth their time, and the seconds of each block.
-
-    `make`: makes the model, given the options of the ramps.
-    """
-    model = make(ramps=ramp_options(job))
-    check_encoded(job, model, encoded)
-    block_s, ramp_s = times(model, folder)
-    at = ramps_worth_their_time(model.ramp_indices, block_s, ramp_s, requested=job.ramps is not None)
-    return make(ramps=replace(ramp_options(job), at=at)), block_s
 
 
 def _choose_cuts(job: InjectJob, opened: Divisible) -> list[list[str]]:

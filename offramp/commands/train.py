@@ -68,7 +68,7 @@ def train(
         model, options = _build_model(job, data, progress)
         codec, task = load_codec(model.info.codec, job, folder), model.task
         if isinstance(task, TokenTask):
-            _train_on_tokens(model, task, codec, data, job, options)
+            _train_on_tokens(model, codec, data, job, options)
         else:
             features, targets = _train_on_rows(model, codec, data, job, options)
         save_model(model, folder)
@@ -76,19 +76,19 @@ def train(
             write_labelled(held_out, folder, HELD_OUT)
     if isinstance(task, TokenTask) or task.large:
         return model
-    outputs = {} if features is None else outputs_of_features(model, features)
+    outputs = outputs_of_features(model, features)
     if held_out is not None and len(held_out):
         targets = held_out.targets(task, codec)
         outputs = exit_outputs(model, held_out.encode(codec), progress=progress)
-    for each in warnings_on(outputs, task, targets, model.info.provenance) if outputs else ():
+    for each in warnings_on(outputs, task, targets, model.info.provenance):
         on_warning(each)
     return model
 
 
 def _train_on_rows(
     model: EarlyExitModel, codec: Codec[object], data: LabelledRows, job: TrainJob, options: RampTraining
-) -> tuple[dict[int, Tensor] | None, ValueArray]:
-    """Trains a model; returns the exits' features if the backbone was frozen, and the targets."""
+) -> tuple[dict[int, Tensor], ValueArray]:
+    """Trains a model; returns the exits' features, none if the backbone was trained too, and the targets."""
     targets = data.targets(model.task, codec) if data.are_labelled else None
     if targets is not None:
         model.task.check_coverage(targets)
@@ -97,7 +97,7 @@ def _train_on_rows(
     if isinstance(options, JointOptions):
         assert targets is not None, "joint training needs labels"
         train_jointly(model, encoded, targets, options)
-        return None, targets
+        return {}, targets
     in_dtype = model
     if job.dtype != "float32":
         if model.backbone.float32_only:
@@ -120,15 +120,12 @@ def check_encoded(job: NewModelJob, model: EarlyExitModel, encoded: Sequence[Enc
 
 
 def _train_on_tokens(
-    model: EarlyExitModel,
-    task: TokenTask,
-    codec: Codec[object],
-    data: LabelledRows,
-    job: TrainJob,
-    options: RampTraining,
+    model: EarlyExitModel, codec: Codec[object], data: LabelledRows, job: TrainJob, options: RampTraining
 ) -> None:
     """Trains a decoder's ramps on texts, or on the decoder's own answers to them."""
+    task = model.task
     assert isinstance(codec, PromptCodec)
+    assert isinstance(task, TokenTask)
     model.requires_grad_(False)
     texts = prompts_of(codec, data, task, chat=job.chat)
     prompt_lengths = [1] * len(texts)
@@ -150,7 +147,7 @@ def warnings_on(
 
     The work that exits save is estimated with thresholds that fit these rows.
     """
-    if not len(truth_N):
+    if not outputs or not len(truth_N):
         return []
     if any(bool(each.isnan().any()) for each in outputs.values()):
         return ["the model's outputs are NaN, because training diverged: train again with a lower --learning-rate"]
