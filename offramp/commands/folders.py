@@ -23,6 +23,7 @@ from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import GENERATES
 from earlyexit.named import import_own, is_own
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card, save_model, weights_file_sha256
+from offramp import installed_version
 from offramp.commands.output import command, make_folder, provenance
 from optimizer.calibration.calibration_file import (
     BESIDE,
@@ -198,6 +199,8 @@ def _part_of_archive(package: str) -> Path:
 CLASSIFIERS = ("bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta")
 """Architectures whose fine-tuned classifiers are supported, with their heads."""
 CLASSIFIER = "ForSequenceClassification"
+READERS = ("offramp", "transformers", "tokenizers")
+"""Libraries on whose versions the conversion of a checkpoint depends."""
 KEPT = 8
 """Maximum number of folders in the cache; the least recently used ones are removed."""
 
@@ -303,15 +306,16 @@ def check_model(folder: Path) -> ModelCard:
 def model_folder_for(model: Path) -> Path:
     """Returns the folder of a model; a fine-tuned classifier gets one in the cache, without ramps.
 
-    The cached folder is used until the checkpoint's files change. Raises the errors of `checkpoint_labels`, and
-    ModelFolderError for weights or a tokenizer that cannot be loaded.
+    The cached folder is used until the checkpoint's files change, or the versions of the libraries that read them.
+    Raises the errors of `checkpoint_labels`, and ModelFolderError for weights or a tokenizer that cannot be loaded.
     """
     if (model / CARD_FILE).is_file():
         return model
     labels, cache = checkpoint_labels(model), cache_folder() / "checkpoints"
     # Identified by the paths, sizes and times of its files, because hashing the weights would take longer.
     files = sorted(each for each in model.resolve().iterdir() if each.is_file())
-    identity = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    identity = [[str(each), each.stat().st_size, each.stat().st_mtime_ns] for each in files]
+    identity.append([installed_version(name) for name in READERS])
     folder = cache / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16] / model_name_for(model)
     if (folder / CARD_FILE).is_file():
         folder.parent.touch()

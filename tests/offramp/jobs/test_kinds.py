@@ -29,7 +29,7 @@ from earlyexit.network.boundary import TensorSpec, bytes_per_input
 from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands import profile, serve
+from offramp.commands import folders, profile, serve
 from offramp.commands.doctor import check_target
 from offramp.commands.folders import CLASSIFIERS, KEPT, model_folder_for, read_calibration
 from offramp.commands.jobs import RampJob, TrainJob
@@ -234,7 +234,9 @@ def texts(number: int) -> list[str]:
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
 @torch.inference_mode()
-def test_a_served_checkpoint_answers_as_transformers_does(family: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_served_checkpoint_answers_as_transformers_does(
+    family: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = saved(tmp_path / "tuned", checkpoint, family)
     (tmp_path / "tuned/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
     folder = model_folder_for(tmp_path / "tuned")
@@ -246,7 +248,10 @@ def test_a_served_checkpoint_answers_as_transformers_does(family: str, checkpoin
     torch.testing.assert_close(exit_outputs(ours, encoded)[2], expected, atol=1e-5, rtol=1e-4)
     assert model_folder_for(tmp_path / "tuned") == folder, "made once"
     (tmp_path / "tuned" / "tokenizer.json").touch()
-    assert model_folder_for(tmp_path / "tuned") != folder, "the checkpoint's files changed"
+    changed = model_folder_for(tmp_path / "tuned")
+    assert changed != folder, "the checkpoint's files changed"
+    monkeypatch.setattr(folders, "installed_version", lambda name: f"{name} 9.9")
+    assert model_folder_for(tmp_path / "tuned") != changed, "other versions may read the files in another way"
 
 
 def test_a_served_roberta_puts_a_space_first_if_its_configuration_says_so(checkpoint: Path, tmp_path: Path) -> None:
