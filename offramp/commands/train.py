@@ -311,9 +311,14 @@ def codec_for(job: NewModelJob, inputs: Boundary, data: LabelledRows, *, longest
     if names in ((TEXT,), (TEXT, PAIR)):
         if job.tokenizer is None and (is_own(job.backbone) or Path(job.backbone).suffix == ".onnx"):
             raise InputError(f"{job.backbone} has no tokenizer: choose one with --tokenizer, such as minilm")
+        besides = [each.name for each in inputs[1:]]
+        if unknown := [name for name in besides if name not in TOKEN_TYPES]:
+            raise InputError(
+                f"{job.backbone} takes {unknown[0]!r} besides {inputs[0].name!r}, which is not derived from texts; "
+                "masks must be named attention_mask, positions position_ids, and token types token_type_ids"
+            )
         spec = {"name": names[-1], "max_length": job.max_length or longest}
-        types = _has_token_types(inputs, job.backbone)
-        return spec if names[-1] == TEXT else spec | {"token_types": types}
+        return spec if names[-1] == TEXT else spec | {"token_types": bool(besides)}
     if names == (IMAGE,):
         image = inputs[0]
         if image.dtype != "uint8" or len(image.shape) != 3 or image.shape[-1] != 3:
@@ -411,17 +416,6 @@ def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     )
     left_of = {right: left for left, right in zip(names, rights, strict=True) if right not in (None, left)}
     return [(left, right) for right, left in left_of.items() if right is not None]
-
-
-def _has_token_types(inputs: Boundary, backbone: str) -> bool:
-    """Returns whether a network for texts takes token types besides tokens; raises InputError for other inputs."""
-    others = [each.name for each in inputs[1:]]
-    if unknown := [name for name in others if name not in TOKEN_TYPES]:
-        raise InputError(
-            f"{backbone} takes {unknown[0]!r} besides {inputs[0].name!r}, which is not derived from texts; masks must "
-            "be named attention_mask, positions position_ids, and token types token_type_ids"
-        )
-    return bool(others)
 
 
 def _own(name: str, option: str, others: str) -> NamedSpec:
