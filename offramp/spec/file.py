@@ -6,7 +6,7 @@ file are emulated seconds. The settings of the service have real seconds, which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -204,10 +204,6 @@ class ServiceParts:
                 raise InputError(f"no latency for {', '.join(missing)}, but only for {', '.join(document.latency)}")
             entries = {device: document.latency[device] for device in devices}
             tables = latency_tables(entries, card.num_blocks, card.ramps, self.base)
-        real = ", ".join(device for device in devices if not device.startswith(EMULATED))
-        if document.slower != 1 and real:
-            message = f"slower {document.slower:g} is only for emulated accelerators, not for {real}"
-            raise InputError(message, at=("model", "slower"))
         times = measuring_of(self.exits.records) if self.exits.prune else ()
         return {
             device: with_slower_networks(table.times(document.slower), card.chain.bounds, times)
@@ -275,13 +271,9 @@ class ServiceParts:
     @cached_property
     def problem(self) -> PlanProblem:
         """The problem of the first plan, with times in the seconds of the file; raises InputError."""
-        _check_generating(self)
         document, card, inventory, exits = self.document, self.card, self.inventory, self.exits
         ramps, is_chain, planner = tuple(exits.thresholds), not card.chain.is_one, document.planner
         objective, front, scale = self.objective, self.document.ingress, inventory.time_scale
-        if self.unpriced and (isinstance(objective, CostDocument) or planner.budget is not None):
-            message = f"plans are made by cost, and {', '.join(self.unpriced)} has no usd_per_hour"
-            raise InputError(message, at=("cluster", "devices", self.unpriced[0]))
         with within("model"):
             problem = PlanProblem(
                 num_blocks=card.num_blocks,
@@ -306,7 +298,10 @@ class ServiceParts:
                 crossing_s=CROSSING_S / scale if is_chain else 0.0,
                 crossing_tokens=kept_of(exits.records) if exits.prune else (),
             )
-        problem = _with_lengths(problem, self)
+        if document.lengths is not None:
+            problem = replace(problem, lengths=document.lengths, stayers_length_N=exits.stayers_length_N)
+            with within("lengths"):
+                in_tokens(problem)  # raises if batches of such inputs were not measured
         if planner.strategy == "pame":
             problem = replace(problem, batches=exits.batches(problem))
         with within("planner", "batch_limit"):
@@ -411,9 +406,50 @@ def _read_parts(document: ServiceDocument, source: Source) -> ServiceParts:
             f"{model} {is_now}, not a chain of {wanted}; `offramp chain` makes one", at=("model", "models")
         )
     parts = ServiceParts(document=document, base=base, model=model, card=card, inventory=inventory)
+    for at, mistake in _contradictions(parts):
+        raise InputError(mistake, at=at)
     _check_memory(parts)
     _ = parts.tables, parts.exits  # reads and checks them
     return parts
+
+
+def _contradictions(parts: ServiceParts) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields what does not fit the model, the cluster or another field: the path of a field, and a message."""
+    document, planner, card, unpriced = parts.document, parts.document.planner, parts.card, parts.unpriced
+    lengths, objective = document.lengths, planner.objective
+    real = ", ".join(device for device in parts.inventory.counts if not device.startswith(EMULATED))
+    if document.model.slower != 1 and real:
+        yield ("model", "slower"), f"slower {document.model.slower:g} is only for emulated accelerators, not for {real}"
+    if card.generates:
+        model = "a model that generates, whose inputs are steps of sequences"
+        if lengths is not None:
+            yield ("lengths",), f"lengths are not for {model}: a problem file has those of prompts under `generation`"
+        if isinstance(objective, MinimizeLatency):
+            instead = "choose the highest rate, or minimal cost"
+            yield ("planner", "objective"), f"minimal latency is not for {model}: {instead}"
+        if planner.strategy in ("apparate", "pame"):
+            yield ("planner", "strategy"), f"strategy {planner.strategy} is not for {model}"
+    if unpriced and (isinstance(parts.objective, CostDocument) or planner.budget is not None):
+        no_price = f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour"
+        yield ("cluster", "devices", unpriced[0]), no_price
+    if planner.strategy == "pame":
+        from_batches = "strategy pame plans from recorded batches"
+        if lengths is not None:
+            yield ("planner", "strategy"), f"{from_batches}, counted in inputs; leave lengths out"
+        if planner.control:
+            yield ("planner", "strategy"), f"{from_batches}, which a controller lacks: set control: false"
+    if lengths is not None:
+        longest = lengths.mean if lengths.longest is None else lengths.longest
+        if not card.has_tokens:
+            yield ("lengths",), "lengths: the model's inputs have no tokens; leave lengths out"
+        elif longest > card.max_length:
+            yield ("lengths",), f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}"
+    if not planner.control:
+        if planner.tuning != "off":
+            yield ("planner", "tuning"), f"tuning {planner.tuning!r} needs the controller, and planner.control is false"
+        if isinstance(objective, CostDocument) and objective.rate_per_s is None:
+            why = "without rate_per_s, the cost is that of the controller's forecast, and planner.control is false"
+            yield ("planner", "objective"), f"{why}: set rate_per_s, or {{maximize: rate}}"
 
 
 def _by_calibration(parts: ServiceParts) -> tuple[ServiceParts, ...]:
@@ -513,16 +549,6 @@ def check_service(path: Path) -> ServiceParts:
 def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
     """Returns the settings with a first plan. Later plans keep its order of inputs and its dispatch."""
     document, planner = parts.document, parts.document.planner
-    controlled = planner.control
-    if not controlled and planner.tuning != "off":
-        message = f"tuning {planner.tuning!r} needs the controller, and planner.control is false"
-        raise InputError(message, at=("planner", "tuning"))
-    if not controlled and isinstance(planner.objective, CostDocument) and planner.objective.rate_per_s is None:
-        message = "without rate_per_s, the cost is that of the controller's forecast, and planner.control is false"
-        raise InputError(f"{message}: set rate_per_s, or {{maximize: rate}}", at=("planner", "objective"))
-    if controlled and planner.strategy == "pame":
-        message = "strategy pame plans from recorded batches, which a controller lacks: set control: false"
-        raise InputError(message, at=("planner", "strategy"))
     return application_settings(
         document,
         replace(plan, dispatch=planner.dispatch or plan.dispatch, order=planner.order or plan.order),
@@ -538,8 +564,8 @@ def _settings(parts: ServiceParts, plan: Plan) -> ServeSettings:
             for name, table in parts.tables.items()
             if find_device(name).emulated
         },
-        control=_control(parts, plan) if controlled else None,
-        probe_share=planner.probe_share if controlled else 0.0,
+        control=_control(parts, plan) if planner.control else None,
+        probe_share=planner.probe_share if planner.control else 0.0,
         slo_s=document.slo.latency_s * parts.inventory.time_scale,
         slack=document.slo.slack,
     )
@@ -564,41 +590,6 @@ def _control(parts: ServiceParts, plan: Plan) -> ControlSettings:
     with within("planner", "tuning"):
         check_tuning(control, planner.probe_share)
     return control
-
-
-def _check_generating(parts: ServiceParts) -> None:
-    """Raises InputError for options that models that generate do not support."""
-    if not parts.card.generates:
-        return
-    planner, model = parts.document.planner, "a model that generates, whose inputs are steps of sequences"
-    if parts.document.lengths is not None:
-        message = f"lengths are not for {model}: a problem file has those of prompts under `generation`"
-        raise InputError(message, at=("lengths",))
-    if isinstance(planner.objective, MinimizeLatency):
-        message = f"minimal latency is not for {model}: choose the highest rate, or minimal cost"
-        raise InputError(message, at=("planner", "objective"))
-    if planner.strategy in ("apparate", "pame"):
-        raise InputError(f"strategy {planner.strategy} is not for {model}", at=("planner", "strategy"))
-
-
-def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
-    """Returns the problem with the lengths in the file, if any; raises InputError for impossible lengths."""
-    lengths, card = parts.document.lengths, parts.card
-    if lengths is None:
-        return problem
-    if parts.document.planner.strategy == "pame":
-        message = "strategy pame plans from recorded batches, counted in inputs; leave lengths out"
-        raise InputError(message, at=("planner", "strategy"))
-    if not card.has_tokens:
-        raise InputError("lengths: the model's inputs have no tokens; leave lengths out", at=("lengths",))
-    longest = lengths.mean if lengths.longest is None else lengths.longest
-    if longest > card.max_length:
-        message = f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}"
-        raise InputError(message, at=("lengths",))
-    problem = replace(problem, lengths=lengths, stayers_length_N=parts.exits.stayers_length_N)
-    with within("lengths"):
-        in_tokens(problem)  # raises if batches of such inputs were not measured
-    return problem
 
 
 def _best_plan(each_parts: Sequence[ServiceParts], solve: Solve) -> tuple[ServiceParts, Plan]:

@@ -14,7 +14,7 @@ from deployments.settings import ServeSettings
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError
 from offramp.spec.application import resolve_plan
-from offramp.spec.file import Service, of_ramps
+from offramp.spec.file import Service, of_ramps, read_service
 from optimizer.calibration.calibration_file import RECORDS_FILE
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import PolicySpec
@@ -71,6 +71,11 @@ def test_shares_keep_their_confidences_and_a_budget_of_harm_is_not_monitored(fil
     path.write_text(json.dumps(written), encoding="utf-8")
     assert control_of(files.read()).accuracy_budget is None
     assert control_of(files.read(accuracy={"budget": 0.03})).accuracy_budget == 0.03  # of agreement, which it can
+
+
+def test_fields_that_contradict_each_other_are_refused_before_a_plan_is_made(files: Files) -> None:
+    with pytest.raises(InputError, match="needs the controller"):
+        read_service(files.write(planner={"tuning": "guarantee", "control": False}), pytest.fail)
 
 
 def test_a_model_without_thresholds_is_planned_without_ramps_and_not_tuned(tmp_path: Path) -> None:
