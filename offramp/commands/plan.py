@@ -422,10 +422,10 @@ def run(job: PlanJob) -> None:
 
 def run_what_if(job: WhatIfJob) -> None:
     """Plans for each value, and prints the results."""
-    options: dict[AxisName, str | None] = {name: WhatIfJob.model_fields[name].alias for name in AXIS_TITLES}
-    axes = {name: values for name in options if (values := getattr(job, name)) is not None}
+    axes = {name: values for name in AXIS_TITLES if (values := getattr(job, name)) is not None}
     if len(axes) != 1:
-        names = ", ".join(f"--{(options[name] or name).replace('_', '-')}" for name in axes or options)
+        options = (WhatIfJob.model_fields[name].alias or name for name in axes or AXIS_TITLES)
+        names = ", ".join(f"--{option.replace('_', '-')}" for option in options)
         raise InputError(f"give exactly one of the options with values, not {len(axes)}: {names}")
     [(name, values)] = axes.items()
     if name == "count":
@@ -532,13 +532,10 @@ def what_if_table(problem: PlanProblem, axis: Axis, found: Sequence[Mapping[str,
     names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
     rows = []
     for each in found:
-        strategies = each["strategies"]
+        cells = {name: _decision_cells(problem, decision) for name, decision in each["strategies"].items()}
         value = each[axis.name] * 1e3 if axis.name == "slo_s" else each[axis.name]
-        row = [f"{value:g}", *_decision_cells(problem, strategies["best"]).values()]
-        for other in others:
-            has_plan = "no_plan" not in strategies[other]
-            row.append(_decision_cells(problem, strategies[other])[column] if has_plan else "-")
-        rows.append(row)
+        objectives = (cells[other][column].replace("no plan", "-") for other in others)
+        rows.append([f"{value:g}", *cells["best"].values(), *objectives])
     return make_table(*names, title="What if", narrow=True, rows=rows)
 
 

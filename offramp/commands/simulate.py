@@ -242,11 +242,11 @@ def check_sequences(job: SimulateJob, problem: PlanProblem) -> None:
             raise InputError(f"latency of {device}: measured with {table.length} tokens per input; decode steps have 1")
 
 
-def with_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -> Scenario:
-    """Returns the scenario with the sequences of a problem with generation as requests."""
+def requests_of(problem: PlanProblem, job: SimulateJob) -> dict[str, Any]:
+    """Returns the requests as fields of the scenario: inputs with an SLO, or the sequences of a decoder."""
     generation = problem.generation
     if generation is None:
-        return scenario
+        return {"problem": problem, "slo_s": problem.slo.latency_s}
     rng = np.random.default_rng([job.seed, SEQUENCE_STREAM])
     if generation.recorded is not None:  # in order
         prompt_K, answer_K = np.array(generation.recorded, dtype=np.int64).T
@@ -261,7 +261,7 @@ def with_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -
         timeout_s=TIMEOUT_S,
     )
     latency = {device: replace(table, length=1) for device, table in problem.latency.items()}
-    return replace(scenario, problem=replace(problem, latency=latency), sequences=lengths, slo_s=math.inf)
+    return {"problem": replace(problem, latency=latency), "sequences": lengths}
 
 
 def _drawn(lengths: Lengths, number: int, rng: np.random.Generator) -> IntArray:
@@ -300,14 +300,12 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
         predicted = evaluate(file.problem, plan.stages, shares=plan.shares)
         scenario = Scenario(
-            problem=file.problem,
             plan=plan,
+            **requests_of(file.problem, job),
             **fields,
             **job.model_dump(include={"duration_s", "warm_up_s", "inputs_per_request", "admission", "num_ingresses"}),
             arrivals_s=np.empty(0),
-            slo_s=file.problem.slo.latency_s,
         )
-        scenario = with_sequences(scenario, file.problem, job)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from error
     arrivals_s = process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
