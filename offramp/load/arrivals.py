@@ -429,7 +429,8 @@ def _numbers(path: Path, texts: Sequence[str], lines_N: IntArray, interpretation
 
     def error(index: int, reason: str) -> DataError:
         several = len(texts) > lines_N[-1]  # on a line
-        place = f" (value {index + 1} of the file)" if several else ""
+        whole = "row's minutes" if interpretation is None else "file" if several else ""
+        place = whole and f" (value {index + 1} of the {whole})"
         return DataError(f"{path}:{lines_N[index]}: {texts[index]!r} {reason}{place}")
 
     values_N = np.empty(len(texts))
