@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.table import Table
 
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, PlanError
 from offramp.commands.options import FleetJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text
 from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, answer_document, serving_plan, stage_table
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.explain import no_plan_text
-from optimizer.plans.plan_file import write_plan
+from optimizer.plans.plan_file import read_plan, write_plan
 from optimizer.problems.fleet_file import read_fleet
 from optimizer.problems.problem_file import ProblemFile
 from optimizer.search.decision import NoPlan, Planned, gap_between
@@ -26,6 +27,8 @@ from optimizer.search.planner import solve
 def run(job: FleetJob) -> None:
     """Plans all models, writes the requested plan files, and prints the plans."""
     fleet, files = read_fleet(job.fleet)
+    paths = {} if job.out is None else {name: job.out / f"{name}.yaml" for name in files}
+    _check_overwritten(paths.values())
     announce_compilation()
     division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
     share = division.share(fleet)
@@ -39,8 +42,14 @@ def run(job: FleetJob) -> None:
         bound = division.bound * fleet.models[name].rate_per_s
         planned = Planned(strategy="best", stages=stages, figures=figures, bound=bound, gap=gap)
         answers[name] = PlanAnswer(file=file, decision=planned, baselines={})
+    plans = {path: serving_plan(answers[name], job.threshold) for name, path in paths.items()}
     if job.out is not None:
-        _write_plans(job, answers)
+        try:
+            job.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {job.out}: cannot be created: {error.strerror}") from error
+    for path, plan in plans.items():
+        write_plan(plan, path)
     usd_per_hour = sum(each.planned.figures.usd_per_hour for each in answers.values())
     figures_of_all = {"share": share, "bound": division.bound, "gap": gap, "usd_per_hour": usd_per_hour}
     models = {name: answer_document(each) for name, each in answers.items()}
@@ -60,16 +69,13 @@ def _why_none(files: Mapping[str, ProblemFile], bound: float) -> str:
     return "no plan: each model could be served alone, but the devices are too few for all of them"
 
 
-def _write_plans(job: FleetJob, answers: Mapping[str, PlanAnswer]) -> None:
-    """Writes a plan file for each model; raises InputError if the folder cannot be made."""
-    assert job.out is not None
-    plans = {name: serving_plan(each, job.threshold) for name, each in answers.items()}
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {job.out}: cannot be created: {error.strerror}") from error
-    for name, plan in plans.items():
-        write_plan(plan, job.out / f"{name}.yaml")
+def _check_overwritten(paths: Iterable[Path]) -> None:
+    """Raises InputError for a file that a plan would overwrite and that is no plan, such as a problem file."""
+    for path in filter(Path.is_file, paths):
+        try:
+            read_plan(path)
+        except PlanError as error:
+            raise InputError(f"--out would overwrite {path}, which is not a plan; choose another folder") from error
 
 
 def _tables(document: Mapping[str, Any], answers: Mapping[str, PlanAnswer]) -> Iterator[Table]:

@@ -215,6 +215,9 @@ def test_two_models_share_a_cluster(tmp_path: Path, capsys: Captured) -> None:
         assert found["models"][name]["rate_per_s"] == pytest.approx(1000 * found["share"])
         plan = read_plan(tmp_path / "plans" / f"{name}.yaml")
         assert sum(stage.replicas for stage in plan.stages) == 2
+    unplanned = written(tmp_path / "plans" / "b.yaml", path.read_text())
+    assert run("fleet", path, "--out", tmp_path / "plans", "--threshold", 0.5) == 2
+    assert f"--out would overwrite {unplanned}, which is not a plan" in capsys.readouterr().err
     assert run("fleet", path) == 0
     assert "Each model can be served" in " ".join(capsys.readouterr().out.split())
     written(path, json.dumps(fleet | {"devices": {"V100": {"count": 1}}}))
