@@ -49,8 +49,6 @@ def _check_output_file(path: Path, info: ValidationInfo) -> Path:
     return path
 
 
-OUTPUTS = frozenset(("out", "plot", "jsonl"))
-"""Options that name a file or a folder to write."""
 Address = Annotated[str, AfterValidator(_check_url)]
 OutFile = Annotated[Path, AfterValidator(_check_output_file)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1, description="Seed of all random numbers.")]
@@ -90,8 +88,8 @@ class Job(BaseModel):
     def model_post_init(self, _: Any) -> None:
         """Checks the options together; raises InputError for an output that is another path of the command."""
         paths = {name: value.resolve() for name, value in self if isinstance(value, Path)}
-        for out, other in product(sorted(OUTPUTS & paths.keys(), reverse=True), paths):
-            if other != out and paths[other] == paths[out]:
+        for out, other in product(("plot", "out", "jsonl"), paths):  # what commands write
+            if other != out and paths[other] == paths.get(out):
                 raise InputError(f"--{out} {getattr(self, out)} would overwrite {other.upper()}; choose another path")
         self.check()
 
@@ -438,15 +436,12 @@ def _check_absolute(at: str) -> str:
     return at
 
 
-NodeFolder = Annotated[str, AfterValidator(_check_absolute)]
-
-
 class ServiceFileOptions(Job):
     """A service file, and the folder of its files on the nodes."""
 
     service: Path = Field(json_schema_extra={"argument": "SERVICE"})
     """Service file (YAML or JSON)."""
-    at: NodeFolder | None = None
+    at: Annotated[str, AfterValidator(_check_absolute)] | None = None
     """Folder in which all nodes have model/, exit records and state. None: the same paths as on this machine."""
 
 

@@ -32,13 +32,17 @@ LIBRARIES = ("offramp", "torch", "transformers", "tokenizers", "numpy", "ray", "
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    """Returns date, machine, library versions and commit, with the facts that the caller adds (seed, data, options)."""
+    """Returns date, machine, library versions and commit, with the facts that the caller adds (seed, data, options).
+
+    The commit is that of the checkout; None for an installed package, or without git.
+    """
+    here = str(Path(__file__).resolve().parent.parent)
     return {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
         "versions": {name: number for name in LIBRARIES if (number := installed_version(name))},
-        "commit": _commit(),
+        "commit": output_of("git", "-C", here, "rev-parse", "HEAD", limit_s=5.0).strip() or None,
         **facts,
     }
 
@@ -46,12 +50,6 @@ def provenance(**facts: Any) -> dict[str, Any]:
 def num_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _commit() -> str | None:
-    """Returns the commit of the checkout; None for an installed package, or without git."""
-    here = Path(__file__).resolve().parent.parent
-    return output_of("git", "-C", str(here), "rev-parse", "HEAD", limit_s=5.0).strip() or None
 
 
 def output_of(*arguments: str, limit_s: float, **variables: str) -> str:
