@@ -226,13 +226,10 @@ def _read(outcome: Outcome, num_inputs: int, request_id: str) -> dict[str, Any]:
         predictions = read_predictions(outcome, num_inputs=num_inputs, request_id=request_id)
     except OfframpError as error:  # counted, like every other failure of a single request
         return {"error": "malformed", "message": str(error)}
-    return {"predictions": tuple(map(_without_arrays, predictions))}
-
-
-def _without_arrays(prediction: Prediction) -> Prediction:
-    """Returns a prediction without arrays, because the class maps of a whole run would fill the memory."""
-    values = {name: value for name, value in vars(prediction).items() if not isinstance(value, np.ndarray)}
-    return prediction if len(values) == len(vars(prediction)) else Prediction(**values)
+    for each in predictions:
+        for name in [name for name, value in vars(each).items() if isinstance(value, np.ndarray)]:
+            delattr(each, name)  # the class maps of a whole run would fill the memory
+    return {"predictions": tuple(predictions)}
 
 
 async def run_load(
