@@ -45,12 +45,8 @@ from simulator.outcome import DROPS, Figures, Outcome
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.simulate import PlayedSequences, Progress, generate, simulate
 
-MAX_INPUTS = MAX_ARRIVALS
-"""Maximum number of inputs of a simulation, which then takes hours and several GB."""
 SAME_RATE = 0.01
 """Relative difference between the rate in a plan file and that by the problem above which a note reports it."""
-ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
-"""Keys at the top of the output of `offramp plan --json`, which a plan file has below `predicted`."""
 NO_POLICY = PolicySpec(name="entropy", thresholds=0.0)
 """Policy of plans with active ramps and no policy. The simulator does not read it: inputs leave by their decisions."""
 
@@ -62,7 +58,8 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
     found = source.document if isinstance(source.document, Mapping) else {}
     if "no_plan" in found:
         raise PlanError(f"{path}: contains the answer that there is no plan")
-    if not (predicted := {key: found[key] for key in ANSWER_KEYS if key in found}):
+    # These are at the top of the output of `offramp plan --json`, and below `predicted` in a plan file.
+    if not (predicted := {key: found[key] for key in ("rate_per_s", "latency_s", "usd_per_hour") if key in found}):
         return build_plan(source, shape)
     fields = {key: found[key] for key in PlanDocument.model_fields if key in found}
     fields |= {"predicted": predicted, "policy": policy_document(NO_POLICY)}
@@ -321,10 +318,10 @@ def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
     if arrivals_s[-1] < job.warm_up_s:
         raise InputError(f"--arrivals {job.arrivals}: no request arrives after the {job.warm_up_s:g} s of --warm-up")
     num_inputs = len(arrivals_s) * job.inputs_per_request
-    if num_inputs > MAX_INPUTS:
+    if num_inputs > MAX_ARRIVALS:  # a simulation of so many takes hours and several GB
         raise InputError(
             f"{num_inputs:,} inputs, {len(arrivals_s):,} requests of {job.inputs_per_request:,}; at most "
-            f"{MAX_INPUTS:,} are allowed: lower the rate or the duration"
+            f"{MAX_ARRIVALS:,} are allowed: lower the rate or the duration"
         )
 
 
