@@ -15,7 +15,6 @@ from rich.table import Column, Table
 
 from cluster.devices import find_device
 from earlyexit.errors import InputError, PlanError
-from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.options import PlanJob, WhatIfJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text, show
 from optimizer.cost.evaluate import ExpectedSplit, merit, predictions
@@ -24,7 +23,7 @@ from optimizer.cost.rescore import Rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.steps import generation_of, sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, Stage, chains_of
 from optimizer.plans.plan_file import batches_document, chains_document, order_document, stages_document, write_plan
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, reach_of
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, reach_of
 from optimizer.problems.problem_file import ProblemFile, read_problem, read_problems
 from optimizer.problems.what_if import Axis, AxisName, variants, with_batch_limit
 from optimizer.search.compiled import cache_folder
@@ -91,8 +90,8 @@ def _draw_devices(axes: Axes, planned: Planned) -> None:
         for split in stage.splits:
             left, width = split.first - 0.42, split.end - split.first - 0.16
             axes.barh(index, width, left=left, height=0.55, color=FUSED, zorder=2)
-            middle = (split.first + split.end - 1) / 2
-            axes.text(middle, index, str(_counted(split)), color="white", ha="center", va="center", zorder=3)
+            middle, size = (split.first + split.end - 1) / 2, split.tokens or split.batch
+            axes.text(middle, index, str(size), color="white", ha="center", va="center", zorder=3)
             for ramp in split.ramps:
                 axes.axvline(ramp + 0.5, color=RAMP, linewidth=0.8, linestyle="--", zorder=1)
     labels = [f"stage {index}:\n{stage.replicas} x {stage.device}" for index, stage in enumerate(planned.stages)]
@@ -108,11 +107,6 @@ def _draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
             axes.axvspan(first - 0.5, end - 0.5, color=BANDS[index % len(BANDS)], alpha=0.25, zorder=0)
 
 
-def _counted(split: Split) -> int:
-    """Returns a split's token budget if it has one, else its batch size."""
-    return split.tokens or split.batch
-
-
 def _draw_batches(axes: Axes, planned: Planned) -> None:
     """Draws the batch at every block: as bars, and without fusing, or with a line for each of several chains."""
     figures, first = planned.figures, 0
@@ -120,10 +114,11 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
     axes.set_title("Batch at every block", fontsize=10)
     if len(figures.shares) == 1:
         blocks, fused = _at_blocks(figures.splits)
-        entry = _counted(figures.splits[0].split)  # without fusing, the first batch shrinks (E3 section 2.3)
+        sizes = [each.split.tokens or each.split.batch for each in figures.splits]
+        entry = sizes[0]  # without fusing, the first batch shrinks (E3 section 2.3)
         without = [
-            entry * each.reached_by * batch / _counted(each.split)
-            for each in figures.splits
+            entry * each.reached_by * batch / size
+            for each, size in zip(figures.splits, sizes, strict=True)
             for batch in each.batch_at_block
         ]
         _draw_bands(axes, planned.stages)
@@ -159,7 +154,8 @@ class PlanAnswer:
     """A plan with its explanation, or the reason why there is none."""
 
     file: ProblemFile
-    decision: Decision
+    decision: Decision | PlanError
+    """A PlanError is of a search that neither found a plan nor proved that none exists."""
     baselines: Mapping[Strategy, Mapping[str, Any]]
     """The plans of the other strategies as JSON data, and how many times better the plan of `best` is."""
     rescoring: Rescoring | None = None
@@ -168,6 +164,8 @@ class PlanAnswer:
     @property
     def planned(self) -> Planned:
         """The plan; raises PlanError with the reason if there is none."""
+        if isinstance(self.decision, PlanError):
+            raise self.decision
         if isinstance(self.decision, NoPlan):
             raise PlanError(no_plan_text(self.file.problem, self.decision))
         return self.decision
@@ -210,12 +208,10 @@ def answer(
     compared = strategies_for(problem) if compared is None else compared
     decisions = {each: _solved(solve, problem, each, time_limit_s) for each in dict.fromkeys((*compared, strategy))}
     decision = decisions[strategy]
-    if isinstance(decision, PlanError):
-        raise decision
     if isinstance(decision, NoPlan):
         more = None if decision.binding == "ingress" else more_devices(problem, strategy, time_limit_s)
         decision = replace(decision, more=more)
-    else:
+    elif isinstance(decision, Planned):
         if strategy == "best":  # exit records may prefer the plan of another strategy
             others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
             decision = replace(decision, candidates=(*decision.candidates, *others))
@@ -244,14 +240,9 @@ def best_answer(
     If no calibration has a plan, returns the reason of the first one, or raises the PlanError of the first search that
     proved nothing.
     """
-    answers: list[PlanAnswer] = []
-    errors: list[PlanError] = []
-    for file in files:
-        try:
-            answers.append(answer(file, strategy, solve, compared=compared, time_limit_s=time_limit_s))
-        except PlanError as error:
-            errors.append(error)
+    answers = [answer(file, strategy, solve, compared=compared, time_limit_s=time_limit_s) for file in files]
     plans = [each for each in answers if isinstance(each.decision, Planned)]
+    errors = [each.decision for each in answers if isinstance(each.decision, PlanError)]
     if errors and not plans:
         raise errors[0]
     return max(plans, key=lambda each: merit(each.file.problem, each.planned.figures), default=answers[0])
@@ -384,15 +375,12 @@ def _decision(problem: PlanProblem, decision: Decision | PlanError) -> dict[str,
     return {**predictions(problem, decision.figures), **batches_document(decision.stages), "gap": decision.gap}
 
 
-JOINT_FIGURES = ("rate_per_s", "latency_s", "usd_per_hour", "mean_latency_s")
-"""Predictions that exit records change."""
-
-
 def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any]:
+    """Returns the predictions that exit records change, and what they say about the candidates, as JSON data."""
     shown = rescoring.chosen or rescoring.candidates[0]
-    figures = predictions(problem, shown.joint)
+    figures, names = predictions(problem, shown.joint), ("rate_per_s", "latency_s", "usd_per_hour", "mean_latency_s")
     return {
-        **{name: figures[name] for name in JOINT_FIGURES if name in figures},
+        **{name: figures[name] for name in names if name in figures},
         "broken": list(shown.broken),
         "candidates": len(rescoring.candidates),
         "chosen": None if rescoring.chosen is None else rescoring.candidates.index(rescoring.chosen),
@@ -471,16 +459,6 @@ AXIS_TITLES: Mapping[AxisName, str] = {
     "rate_per_s": "rate /s",
 }
 """Titles of the axes, which are the fields of the options."""
-OBJECTIVE_COLUMNS: dict[type[Objective], str] = {
-    MaximizeRate: "rate /s",
-    MinimizeCost: "USD/h",
-    MinimizeLatency: "mean ms",
-}
-"""The column of `_decision_cells` that holds the value of each objective."""
-AFTER_ANSWER_TEXTS: dict[AfterAnswer, str] = {
-    "stop": "stop: they make room",
-    "stay": "run on to the end: every answer is checked",
-}
 
 
 def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
@@ -489,7 +467,13 @@ def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
     `document`: the answer as JSON data.
     """
     problem, baselines = answer.file.problem, answer.baselines
-    others = [comparison_table(problem, baselines)] if baselines else []
+    strategies: list[dict[str, str]] = []
+    for strategy, each in baselines.items():
+        better = "-" if each["times_better"] is None else f"{each['times_better']:.2f} x"
+        strategies.append({"strategy": strategy, **_decision_cells(problem, each), "best is better by": better})
+    others = []
+    if strategies:
+        others.append(make_table(*strategies[0], title="Other strategies", rows=map(dict.values, strategies)))
     if isinstance(answer.decision, NoPlan):
         return others if any("no_plan" not in each for each in baselines.values()) else []
     tables = [
@@ -512,20 +496,13 @@ def stage_table(title: str, planned: Planned) -> Table:
     return make_table(Column("stage", no_wrap=True), *names, title=title, narrow=True, rows=_stage_rows(planned))
 
 
-def comparison_table(problem: PlanProblem, baselines: Mapping[Strategy, Mapping[str, Any]]) -> Table:
-    """Returns a table of the other strategies, and how many times better the best plan is."""
-    rows = [{"strategy": strategy, **_decision_cells(problem, each)} for strategy, each in baselines.items()]
-    times = ("-" if each["times_better"] is None else f"{each['times_better']:.2f} x" for each in baselines.values())
-    cells = ((*row.values(), better) for row, better in zip(rows, times, strict=True))
-    return make_table(*rows[0], "best is better by", title="Other strategies", rows=cells)
-
-
 def what_if_table(problem: PlanProblem, axis: Axis, found: Sequence[Mapping[str, Any]]) -> Table:
     """Returns a table with a row per value: figures of the best plan, and the objective of every other strategy."""
     if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
         problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # as `variants` does
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
-    column = OBJECTIVE_COLUMNS[type(problem.objective)]
+    columns = {MaximizeRate: "rate /s", MinimizeCost: "USD/h", MinimizeLatency: "mean ms"}
+    column = columns[type(problem.objective)]  # of `_decision_cells`
     others = [strategy for strategy in found[0]["strategies"] if strategy != "best"]
     first, *further = _decision_cells(problem, found[0]["strategies"]["best"])
     unit = column.removeprefix("rate ")
@@ -566,7 +543,8 @@ def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tu
         allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
         yield "mean answer time", f"{milliseconds(figures.mean_latency_s)} ms"
         yield "ramps", f"{figures.ramp_overhead:.2%} of the blocks' time{allowed}"
-        yield "answered inputs", AFTER_ANSWER_TEXTS[planned.stages[0].splits[0].after_answer]
+        stays = planned.stages[0].splits[0].stays
+        yield "answered inputs", "run on to the end: every answer is checked" if stays else "stop: they make room"
     limit = milliseconds(problem.slo.limit_s)
     yield "worst-case latency", f"{milliseconds(figures.latency_s)} ms of {limit} ms allowed"
     if problem.max_usd_per_hour:
