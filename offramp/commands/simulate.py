@@ -71,10 +71,14 @@ def policy_of(plan: Plan) -> PolicySpec | None:
     return None if plan.policy is NO_POLICY else plan.policy
 
 
-def parse_thresholds(text: str) -> float | dict[int, float]:
+Thresholds = float | Mapping[int, float] | PolicySpec
+"""One for all ramps, one per ramp, or those of a calibration."""
+
+
+def parse_thresholds(text: str) -> Thresholds:
     """Parses `--thresholds`: one number, one per ramp such as 0=0.4,3=0.2, or a calibration file; raises InputError."""
     if text.endswith(".json"):
-        return read_calibration_file(Path(text)).thresholds
+        return read_calibration_file(Path(text)).policy_spec()
     try:
         if "=" not in text:
             return float(text)
@@ -91,8 +95,6 @@ def parse_thresholds(text: str) -> float | dict[int, float]:
 
 NUM_ROWS = 100_000
 """Number of drawn inputs, which are then repeated in the same order."""
-
-Thresholds = float | Mapping[int, float]
 
 
 def draw_inputs(
@@ -155,6 +157,8 @@ def _exit_decisions(
             raise InputError(f"--thresholds: the problem has no ramps {unknown}; its ramps are {list(known)}")
         if missing := sorted(set(ramps) - set(given)):
             raise InputError(f"--thresholds: none for the plan's ramps {missing}")
+        if isinstance(thresholds, PolicySpec):
+            check_policy(thresholds, "the calibration", records, name, ramps)
         policy = policy_of_records(records, given)
     policy = policy or file.policy(ramps)
     if not ramps:
@@ -167,8 +171,7 @@ def _exit_decisions(
         rule = f"they leave after {policy.patience} answers in a row that repeat the one before"
         return patient(records, policy.patience), rule
     check_policy(policy, "the plan", records, name, ramps)
-    assert policy.thresholds is not None, "all other policies have thresholds"
-    limits = {ramp: limit for ramp, limit in _per_ramp(policy.thresholds, ramps).items() if ramp in ramps}
+    limits = {ramp: limit for ramp, limit in _per_ramp(policy, ramps).items() if ramp in ramps}
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     low, high = min(limits.values()), max(limits.values())
     text = f"{low:g}" if low == high else f"{low:g} to {high:g}, by ramp"
@@ -177,6 +180,9 @@ def _exit_decisions(
 
 
 def _per_ramp(thresholds: Thresholds, ramps: tuple[int, ...]) -> Mapping[int, float]:
+    if isinstance(thresholds, PolicySpec):
+        assert thresholds.thresholds is not None, "policies without thresholds do not get here"
+        thresholds = thresholds.thresholds
     return thresholds if isinstance(thresholds, Mapping) else dict.fromkeys(ramps, thresholds)
 
 
@@ -370,10 +376,10 @@ def _network_figures(plan: Plan, exits: Mapping[int, int]) -> Iterator[dict[str,
         yield {"first": first, "end": end, "used": is_used, "reached": reached, "answers": answers}
 
 
-def _simulated_sequences(scenario: Scenario, predicted: Evaluation, progress: Progress) -> dict[str, Any] | None:
+def simulated_sequences(scenario: Scenario, predicted: Evaluation, progress: Progress) -> dict[str, Any] | None:
     """Simulates sequences as `_simulated` simulates inputs. Without any token, returns None after an interrupt."""
     played = generate(scenario, progress=progress)
-    if not played.tokens_K.any():
+    if not played.tokens_K.any() or (played.interrupted and played.ended_s <= scenario.warm_up_s):
         return None
     expected = sequence_figures(scenario.problem, scenario.plan.stages, **predicted.of_steps)
     simulated = _sequence_figures(scenario, played) | {"exits": dict(played.exits)}
@@ -469,7 +475,7 @@ def run(job: SimulateJob) -> None:
     results = None
     try:
         scenario, predicted, document = prepare(job)
-        play = _simulated if scenario.sequences is None else _simulated_sequences
+        play = _simulated if scenario.sequences is None else simulated_sequences
         total_s = math.ceil(job.duration_s)
         with progress_bars(transient=True) as progress:
             results = play(scenario, predicted, lambda share: progress("simulated s", int(share * total_s), total_s))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -11,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offramp.commands.simulate import partial_figures
+from offramp.commands.options import SimulateJob
+from offramp.commands.simulate import partial_figures, prepare, simulated_sequences
 from simulator.outcome import DROPS, Outcome, SlotUse
 from tests.offramp.cli import runs
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, printed, records, run, written
+from tests.simulator.test_simulate import interrupt
 
 
 def test_requests_take_the_profiles_times(problem: Path, capsys: Captured, tmp_path: Path) -> None:
@@ -79,6 +82,12 @@ def test_recorded_inputs_leave_by_a_given_threshold(problem: Path, tmp_path: Pat
     assert sure["inputs"]["policy"] == "they leave at an entropy of at most 0.4"
     unsure = played(capsys, problem, "--records", path, "--thresholds", "0=0.05")
     assert unsure["simulated"]["exits"] == {"1": 100}
+    card = {"thresholds": {0: 0.4}, "budget": 0.1, "confidence": 0.9, "tested": {}, "provenance": {}}
+    for score, status in (("entropy", 0), ("confidence", 2)):
+        calibration = written(tmp_path / "calibration.json", json.dumps(card | {"policy": score}))
+        given = ("--records", path, "--thresholds", calibration)
+        assert run("simulate", problem, "--arrivals", "uniform:100", "--duration", 2, *given) == status
+    assert f"the calibration leaves by confidence, {path} holds scores of entropy" in capsys.readouterr().err
     records(tmp_path / "exits.npz", 0.1)
     written(problem, PROBLEM.replace("[1.0, 0.5]", "{records: exits.npz, thresholds: 0.4}"))
     found = played(capsys, problem)
@@ -389,6 +398,12 @@ def test_sequences_have_the_lengths_of_their_trace_in_turn(stream: Path, capsys:
     assert "20 sequences" in said
     assert "per token p50" in said
     assert "Tokens by exit" in said
+
+
+def test_sequences_that_are_interrupted_in_the_warm_up_have_no_result(stream: Path) -> None:
+    job = {"problem": stream, "arrivals": "uniform:2000", "duration": 10, "warm_up": 8, "strategy": "stock"}
+    scenario, predicted, _ = prepare(SimulateJob.model_validate(job))
+    assert simulated_sequences(scenario, predicted, interrupt) is None  # after 8192 arrivals
 
 
 def test_sequences_that_take_too_long_are_refused_or_counted_as_late(stream: Path, capsys: Captured) -> None:
