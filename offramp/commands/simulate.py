@@ -346,8 +346,8 @@ def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> list
 SCHEMA_VERSION = 1
 
 
-def _simulated(scenario: Scenario, predicted: Evaluation, progress: Progress) -> dict[str, Any] | None:
-    """Simulates, and returns the result as JSON data, with notes.
+def _simulated(scenario: Scenario, progress: Progress) -> dict[str, Any] | None:
+    """Simulates, and returns the result as JSON data.
 
     After an interrupt (Ctrl-C), returns the result so far, or None during the warm-up.
     """
@@ -358,12 +358,7 @@ def _simulated(scenario: Scenario, predicted: Evaluation, progress: Progress) ->
     simulated = figures.document()
     if scenario.plan.networks:
         simulated["networks"] = list(_network_figures(scenario.plan, figures.exits))
-    note = (
-        f"the load of {figures.offered_per_s:.1f} inputs/s exceeds the plan's {predicted.rate_per_s:.1f}/s: some "
-        "inputs are dropped or late"
-    )
-    notes = [note] if figures.offered_per_s > predicted.rate_per_s else []
-    return {"interrupted": figures.interrupted, "simulated": simulated, "notes": notes}
+    return {"interrupted": figures.interrupted, "simulated": simulated}
 
 
 def _network_figures(plan: Plan, exits: Mapping[int, int]) -> Iterator[dict[str, Any]]:
@@ -376,15 +371,13 @@ def _network_figures(plan: Plan, exits: Mapping[int, int]) -> Iterator[dict[str,
         yield {"first": first, "end": end, "used": is_used, "reached": reached, "answers": answers}
 
 
-def simulated_sequences(scenario: Scenario, predicted: Evaluation, progress: Progress) -> dict[str, Any] | None:
+def simulated_sequences(scenario: Scenario, progress: Progress) -> dict[str, Any] | None:
     """Simulates sequences as `_simulated` simulates inputs. Without any token, returns None after an interrupt."""
     played = generate(scenario, progress=progress)
     if not played.tokens_K.any() or (played.interrupted and played.ended_s <= scenario.warm_up_s):
         return None
-    expected = sequence_figures(scenario.problem, scenario.plan.stages, **predicted.of_steps)
     simulated = _sequence_figures(scenario, played) | {"exits": dict(played.exits)}
-    sequences = {"predicted_sequences": asdict(expected), "simulated": simulated}
-    return {"interrupted": played.interrupted, **sequences, "notes": []}
+    return {"interrupted": played.interrupted, "simulated": simulated}
 
 
 def _sequence_figures(scenario: Scenario, played: PlayedSequences) -> dict[str, Any]:
@@ -432,6 +425,7 @@ def _document(
     """
     problem, plan = scenario.problem, scenario.plan
     without_policy = {} if policy_of(plan) is not None else {"policy": None}
+    of_steps = scenario.sequences and asdict(sequence_figures(problem, plan.stages, **predicted.of_steps))
     exits = dict.fromkeys((*plan.ramps, problem.num_blocks - 1), 0.0)
     for share, chain in zip(plan.shares, plan.chains, strict=True):
         reach_N = [*nested_shares(survival_with(problem, chain.used), chain.ramps), 0.0]
@@ -463,6 +457,7 @@ def _document(
                 {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
             ],
         },
+        **({"predicted_sequences": of_steps} if of_steps else {}),
     }
 
 
@@ -478,17 +473,20 @@ def run(job: SimulateJob) -> None:
         play = _simulated if scenario.sequences is None else simulated_sequences
         total_s = math.ceil(job.duration_s)
         with progress_bars(transient=True) as progress:
-            results = play(scenario, predicted, lambda share: progress("simulated s", int(share * total_s), total_s))
+            results = play(scenario, lambda share: progress("simulated s", int(share * total_s), total_s))
     except KeyboardInterrupt:
         pass  # interrupted before the simulation
     if results is None:
         print("interrupted before there was a result", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
-    results["notes"] = [*document.pop("notes"), *results["notes"]]
-    document |= results
+    notes, offered_per_s = document.pop("notes"), results["simulated"].get("offered_per_s", 0.0)
+    if offered_per_s > predicted.rate_per_s:
+        load = f"the load of {offered_per_s:.1f} inputs/s exceeds the plan's {predicted.rate_per_s:.1f}/s"
+        notes.append(f"{load}: some inputs are dropped or late")
+    document |= results | {"notes": notes}
     document["provenance"] = {name: value for name, value in provenance().items() if name != "created_at"}
     make_tables = partial(_tables, scenario, predicted) if scenario.sequences is None else _sequence_tables
-    print_result(document, partial(make_tables, document), document["notes"], as_json=job.as_json)
+    print_result(document, partial(make_tables, document), notes, as_json=job.as_json)
     if document["interrupted"]:
         raise typer.Exit(INTERRUPTED)
 

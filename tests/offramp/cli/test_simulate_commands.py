@@ -402,8 +402,8 @@ def test_sequences_have_the_lengths_of_their_trace_in_turn(stream: Path, capsys:
 
 def test_sequences_that_are_interrupted_in_the_warm_up_have_no_result(stream: Path) -> None:
     job = {"problem": stream, "arrivals": "uniform:2000", "duration": 10, "warm_up": 8, "strategy": "stock"}
-    scenario, predicted, _ = prepare(SimulateJob.model_validate(job))
-    assert simulated_sequences(scenario, predicted, interrupt) is None  # after 8192 arrivals
+    scenario, _, _ = prepare(SimulateJob.model_validate(job))
+    assert simulated_sequences(scenario, interrupt) is None  # after 8192 arrivals
 
 
 def test_sequences_that_take_too_long_are_refused_or_counted_as_late(stream: Path, capsys: Captured) -> None:
