@@ -286,10 +286,11 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     check_sequences(job, read.problem)
     file = with_lengths(read, job)
     process, arrival_notes = parse_arrivals(job.arrivals)
+    strategy = job.strategy or "best"
     if job.plan is not None:
         plan = plan_of_file(job.plan, file.problem)
-    else:  # exit records may prefer the plan of another strategy
-        result = answer(file, job.strategy or "best", compared=() if file.recorded is None else None)
+    else:  # exit records may prefer the plan of another strategy as the best
+        result = answer(file, strategy, compared=None if strategy == "best" and file.recorded else ())
         if isinstance(result.decision, NoPlan):
             print(no_plan_text(file.problem, result.decision), file=sys.stderr)
             raise typer.Exit(NO_PLAN)
@@ -298,7 +299,7 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     if job.overlap_below is not None:
         plan = plan.with_splits(overlap_below=job.overlap_below)
     plan = replace(plan, order=job.order or plan.order)
-    source = f"the planner's, {job.strategy or 'best'}" if job.plan is None else str(job.plan)
+    source = f"the planner's, {strategy}" if job.plan is None else str(job.plan)
     fields, description, inputs = draw_inputs(job, file, plan, thresholds)
     try:  # a plan that does not fit the problem is refused before arrivals are drawn
         predicted = evaluate(file.problem, plan.stages, shares=plan.shares)
