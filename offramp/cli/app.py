@@ -92,9 +92,7 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Returns the name, the command with its parameters, and the remaining arguments."""
         name, command, rest = super().resolve_command(ctx, args)
-        if command is None or name is None:
-            return name, None, rest
-        return name, build(name), rest
+        return name, build(name) if command is not None and name is not None else None, rest
 
 
 class _Command(typer.core.TyperCommand):
