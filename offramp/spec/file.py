@@ -398,13 +398,6 @@ def _read_parts(document: ServiceDocument, source: Source) -> ServiceParts:
     model = (base / document.model.folder).resolve()
     with within("model", "folder"):
         card = checked_card(model, document.model)
-    members, expected = card.members(model), document.model.models
-    if expected is not None and [each.resolve() for each in members] != [(base / each).resolve() for each in expected]:
-        is_now = f"is a chain of {' and '.join(map(str, members))}" if len(members) > 1 else "is a single model"
-        wanted = " and ".join(str((base / each).resolve()) for each in expected)
-        raise InputError(
-            f"{model} {is_now}, not a chain of {wanted}; `offramp chain` makes one", at=("model", "models")
-        )
     parts = ServiceParts(document=document, base=base, model=model, card=card, inventory=inventory)
     for at, mistake in _contradictions(parts):
         raise InputError(mistake, at=at)
@@ -416,7 +409,12 @@ def _read_parts(document: ServiceDocument, source: Source) -> ServiceParts:
 def _contradictions(parts: ServiceParts) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields what does not fit the model, the cluster or another field: the path of a field, and a message."""
     document, planner, card, unpriced = parts.document, parts.document.planner, parts.card, parts.unpriced
-    lengths, objective = document.lengths, planner.objective
+    lengths, objective, members = document.lengths, planner.objective, card.members(parts.model)
+    expected = [(parts.base / each).resolve() for each in document.model.models or ()]
+    if expected and [each.resolve() for each in members] != expected:
+        is_now = f"is a chain of {' and '.join(map(str, members))}" if len(members) > 1 else "is a single model"
+        wanted = f"not a chain of {' and '.join(map(str, expected))}; `offramp chain` makes one"
+        yield ("model", "models"), f"{parts.model} {is_now}, {wanted}"
     real = ", ".join(device for device in parts.inventory.counts if not device.startswith(EMULATED))
     if document.model.slower != 1 and real:
         yield ("model", "slower"), f"slower {document.model.slower:g} is only for emulated accelerators, not for {real}"
