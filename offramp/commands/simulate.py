@@ -66,11 +66,6 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
     return replace(build_plan(replace(source, document=fields), shape), policy=NO_POLICY)
 
 
-def policy_of(plan: Plan) -> PolicySpec | None:
-    """Returns the plan's policy; None if it has none."""
-    return None if plan.policy is NO_POLICY else plan.policy
-
-
 Thresholds = float | Mapping[int, float] | PolicySpec
 """One for all ramps, one per ramp, or those of a calibration."""
 
@@ -129,13 +124,11 @@ def draw_inputs(
 
 def _find_records(path: Path | None, file: ProblemFile, plan: Plan) -> tuple[str, ExitRecords] | None:
     """Returns the name of the exit records, and the records; None if there are none."""
-    policy = policy_of(plan)
-    if path is None and policy is not None and policy.records is not None:
-        path = Path(policy.records)
-    if path is None:
+    named = path or (None if plan.policy is None else plan.policy.records)
+    if named is None:
         return None if file.recorded is None else ("the problem's exit records", file.recorded.records)
+    path, num_blocks, ramps = Path(named), file.problem.num_blocks, plan.ramps
     records = read_records(path)
-    num_blocks, ramps = file.problem.num_blocks, plan.ramps
     if records.num_blocks != num_blocks:
         raise DataError(f"{path}: records of a model with {records.num_blocks} blocks; the problem has {num_blocks}")
     if missing := sorted(set(ramps) - set(records.ramps)):
@@ -150,7 +143,7 @@ def _exit_decisions(
 
     Raises InputError for missing or unknown thresholds, and for a policy that needs more than records.
     """
-    ramps, policy = plan.ramps, policy_of(plan)
+    ramps, policy = plan.ramps, None if plan.policy is NO_POLICY else plan.policy
     if thresholds is not None:
         known, given = file.problem.ramps, _per_ramp(thresholds, ramps)
         if unknown := sorted(set(given) - set(known)):
@@ -425,7 +418,7 @@ def _document(
     `source`: where the plan comes from. `inputs`: a description of the inputs.
     """
     problem, plan = scenario.problem, scenario.plan
-    without_policy = {} if policy_of(plan) is not None else {"policy": None}
+    without_policy = {"policy": None} if plan.policy is NO_POLICY else {}
     of_steps = scenario.sequences and asdict(sequence_figures(problem, plan.stages, **predicted.of_steps))
     exits = dict.fromkeys((*plan.ramps, problem.num_blocks - 1), 0.0)
     for share, chain in zip(plan.shares, plan.chains, strict=True):
