@@ -188,7 +188,7 @@ class Ingress(BackgroundTasks):
 
             self._tracer = build_tracer(self._settings.tracing, self._settings.app, self._clock, self.card.chain.starts)
         self._core = build_core(self._settings, self.card)
-        self._links = ReplicaLinks(self._core.placed, self._stage_handles, phase=random.random())
+        self._links = ReplicaLinks(self._stage_handles, phase=random.random())
         self._dispatcher = Dispatcher(self._core, self._links, self._clock, codec=codec, tracer=self._tracer)
         facts = ServiceFacts(card=self.card, settings=self._settings, image=image_facts(codec))
         ask_all = DeploymentHandles(self._settings.app).try_broadcast

@@ -444,7 +444,11 @@ class SimulatedIngress(Driver):
             members = self._crossing(call, block, members)
         call.begin(self, members)
         delay_s = self._crossing_s if crosses else 0.0
-        if not self.go(call, block, delay_s):
+        if self.go(call, block, delay_s):
+            return
+        if self.core.chains.can_run:
+            self.restart(call)
+        else:
             self._slots[call.stage.slot].pending.append((call, block, delay_s))
             if math.isinf(self._slo_s):
                 self._events.at(self._events.time_s + WAITS_S + CALL_GRACE_S, COMES, self._stop_waiting, call)

@@ -86,11 +86,13 @@ class SimulatedService:
             for _ in range(number):
                 self._new(device)
             self._assign_stages(device)
+        self._update_ingresses()
 
     def start(self, device: str) -> SimulatedReplica:
         """Starts a replica, prepared for all stages of the plan on its accelerator type."""
         replica = self._new(device)
         self._assign_stages(device)
+        self._update_ingresses()
         return replica
 
     def _new(self, device: str) -> SimulatedReplica:
@@ -115,6 +117,7 @@ class SimulatedService:
         del self.running[replica.device][replica.index]
         self.retired.append(replica)
         self._assign_stages(replica.device)
+        self._update_ingresses()
 
     def follow(self, placed: PlacedPlan) -> None:
         """Makes all ingresses follow a plan. Raises PlanError for accelerators that the problem does not have."""
@@ -133,11 +136,18 @@ class SimulatedService:
             self._assign_stages(device)
         for ingress in self.ingresses:
             ingress.follow(placed)
+        self._update_ingresses()
+
+    def _update_ingresses(self) -> None:
+        """Informs the ingresses of the slots that have replicas. Calls that other stages can answer wait no longer."""
+        up = {slot.name for slot in self.slots.values() if slot.replicas}
+        for ingress in self.ingresses:
+            can_run = ingress.set_up(up)  # the same for all
         for slot in self.slots.values():
-            if slot.name not in self._assignments:  # waiting calls will get no replica, so their inputs are retried
-                for call, _, _ in slot.pending:
-                    self.ingresses[call.ingress.index].restart(call)
-                slot.pending = []
+            if can_run or slot.name not in self._assignments:
+                pending, slot.pending = slot.pending, []
+                for call, _, _ in pending:
+                    call.ingress.restart(call)
 
     def _place(self, placed: PlacedPlan) -> None:
         self.placed = placed

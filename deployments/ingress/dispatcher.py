@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -59,6 +59,9 @@ class CallOwner(Protocol):
 
     def ended(self, call: Call, error: BaseException | None) -> None:
         """Handles the end of a call, once: its last input has left it (None), or it failed or was cancelled."""
+
+    def set_up(self, up: Collection[str]) -> bool:
+        """Handles a change of the slots that have replicas; returns whether any chain can run (`Chains.set_up`)."""
 
 
 class CallTracer(Protocol):
@@ -201,18 +204,15 @@ class ReplicaLinks:
     A stage's calls go to the replicas that host it, fill-first among those that are up. (Serve's handles are ten times
     as expensive per part of a reply.) If a replica joins or dies, or the plan changes, other replicas may be assigned
     other stages (`PlacedPlan.roles`). If an accelerator type has fewer replicas than stages, some stages have none.
-    Their calls wait for a replica until the deadlines of their inputs.
+    Their calls fail if another chain can run. Otherwise they wait for a replica until the deadlines of their inputs.
     """
 
     owner: CallOwner
-    """Receives the replies to all calls. The dispatcher sets it, and the next field."""
+    """Receives the replies to all calls. The dispatcher sets it and the next field, and then calls `follow`."""
     tracer: CallTracer | None = None
 
-    def __init__(self, placed: PlacedPlan, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
-        """`devices`: the accelerator types that have replicas. `phase`: see `StageReplicas`.
-
-        Raises PlanError for a plan on other types.
-        """
+    def __init__(self, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
+        """`devices`: the accelerator types that have replicas. `phase`: see `StageReplicas`."""
         self._phase = phase
         self._link = link
         self._links: dict[str, dict[str, ReplicaLink]] = {device: {} for device in devices}
@@ -224,7 +224,6 @@ class ReplicaLinks:
         """The calls that wait for a replica, and since when."""
         self._changed = asyncio.Event()
         """Set, and replaced by a new event, when the replicas of stages may have changed."""
-        self.follow(placed)
 
     def check(self, placed: PlacedPlan) -> None:
         """Raises PlanError for a plan on accelerator types that have no replicas."""
@@ -239,11 +238,12 @@ class ReplicaLinks:
         self._assignments = assignments_of(placed)
         for slot in self._assignments:
             self._stages.setdefault(slot, StageReplicas(self._phase))
-        for device, addresses in self._addresses.items():
-            self.set_addresses(device, addresses)
+        for device in self._links:
+            self._connect(device)
+        self._update(*self._links)
 
     def send(self, call: Call, message: StageCall) -> None:
-        """Sends a call to a replica of its stage. If the stage has none, the call waits until it has one.
+        """Sends a call to a replica of its stage. If the stage has none and no chain can run, the call waits for one.
 
         The call fails with SequenceLostError if the replica of its sequences is gone or hosts another stage, and with
         the errors of the connection and of its encoding. Inputs that are not settled after an error may be sent again.
@@ -253,15 +253,12 @@ class ReplicaLinks:
             link = call.choose_replica(self._stages[slot], message.piece.next_block)
             if link is not None:
                 link.begin(call, message if self.tracer is None else self.tracer.on_call(link.name, call, message))
-                return
-        except Exception as error:  # the replica of its sequences is gone, or the call cannot be encoded
+            elif slot in self._assignments and not self._can_run:
+                self._waiting[call] = message, asyncio.get_running_loop().time()
+            else:  # other stages of the plan can answer its inputs
+                raise ConnectionError("the stage has no replicas")
+        except Exception as error:  # also if the replica of its sequences is gone, or the call cannot be encoded
             self.owner.ended(call, error)
-            return
-        if slot in self._assignments:
-            self._waiting[call] = message, asyncio.get_running_loop().time()
-        else:  # a call for a stage of an earlier plan, which was sent late
-            missing = "the stage has no replicas, and the current plan does not have the stage"
-            self.owner.ended(call, ConnectionError(missing))
 
     def cancel(self, call: Call) -> None:
         """Ends a call, whether it waits or runs."""
@@ -286,16 +283,32 @@ class ReplicaLinks:
         If there are none but the plan needs some, the last ones are used until they end, for accepted requests.
         """
         self._addresses[device] = addresses
+        self._connect(device)
+        self._update(device)
+
+    def _update(self, *devices: str) -> None:
+        """Assigns stages to the replicas of accelerator types, and sends the calls that wait for a replica."""
+        for device in devices:
+            self._assign_stages(device)
+        self._can_run = self.owner.set_up({slot for slot in self._assignments if self._stages[slot].is_up})
+        self._changed.set()
+        self._changed = asyncio.Event()
+        waiting, self._waiting = self._waiting, {}
+        for call, (message, since_s) in waiting.items():
+            waited_s = asyncio.get_running_loop().time() - since_s
+            remaining_s = tuple([left_s - waited_s for left_s in message.remaining_s])
+            self.send(call, structs.replace(message, remaining_s=remaining_s))
+
+    def _connect(self, device: str) -> None:
+        addresses = self._addresses[device]
         links, is_last = self._links[device], not addresses and bool(self._placed.needed(device))
         for name in sorted(links.keys() - addresses.keys()):
             if not (is_last and links[name].is_up):
                 links.pop(name).close_when_idle()
         for name in sorted(addresses.keys() - links.keys()):
-            links[name] = self._link(name, addresses[name], partial(self._assign_stages, device), self.owner)
-        self._assign_stages(device)
+            links[name] = self._link(name, addresses[name], partial(self._update, device), self.owner)
 
     def _assign_stages(self, device: str) -> None:
-        """Assigns the stages of an accelerator type to its replicas, and sends the calls that wait for a replica."""
         links, needed = self._links[device], self._placed.needed(device)
         up = {name for name, link in links.items() if link.is_up}
         hosts = self._placed.roles(device, links)
@@ -307,13 +320,6 @@ class ReplicaLinks:
         for slot, stage in self._stages.items():
             if slot in needed or slot not in self._assignments:
                 stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
-        self._changed.set()
-        self._changed = asyncio.Event()
-        waiting, self._waiting = self._waiting, {}
-        for call, (message, since_s) in waiting.items():
-            waited_s = asyncio.get_running_loop().time() - since_s
-            remaining_s = tuple([left_s - waited_s for left_s in message.remaining_s])
-            self.send(call, structs.replace(message, remaining_s=remaining_s))
 
 
 UNKNOWN = PendingInput(0, 0.0, 0.0)
@@ -345,6 +351,7 @@ class Dispatcher(Driver):
         self._alarm: asyncio.TimerHandle | None = None
         self._sent: dict[Call, dict[str, PendingInput]] = {}
         """The inputs of each open call, by their ids on the wire."""
+        links.follow(core.placed)
 
     def follow(self, placed: PlacedPlan) -> None:
         self._links.check(placed)

@@ -77,7 +77,7 @@ async def connected(
 ) -> AsyncIterator[Running]:
     """All replicas are of one accelerator type."""
     [device] = {each.device for each in replicas}
-    links = ReplicaLinks(placed, [device], phase=0.0)
+    links = ReplicaLinks([device], phase=0.0)
     core = IngressCore("i", placed, rules, random.Random(0))
     dispatcher = Dispatcher(core, links, MonotonicClock(), codec=codec, tracer=tracer)
     addresses = {}

@@ -224,6 +224,9 @@ class AwaitedCall(Call):
 class Owner:
     """Takes the replies to calls."""
 
+    def set_up(self, up: Collection[str]) -> bool:
+        return False
+
     def replied(self, call: Any, chunk: Chunk) -> None:
         if call.refused is not None:
             raise call.refused

@@ -13,7 +13,7 @@ from deployments.controller.act import ControlLoop
 from deployments.ingress.core import calls
 from deployments.ingress.core.calls import PAUSE, AbortCall, Call, Timers
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Chain
+from deployments.ingress.core.inputs import Chain, Chains
 from deployments.ingress.dispatcher import ReplicaLink, ReplicaLinks
 from deployments.replica.host import NOTHING, StageHost, _Connection
 from earlyexit.engine.device import Device
@@ -161,6 +161,12 @@ def lose_in_a_change() -> AbstractContextManager[Any]:
     return patch.object(Chain, "merge_into", without)
 
 
+def wait_in_a_chain() -> AbstractContextManager[Any]:
+    """Chains get inputs although they have no replicas."""
+    set_up = Chains.set_up
+    return patch.object(Chains, "set_up", lambda self, up: set_up(self, ()))
+
+
 def keep_a_place() -> AbstractContextManager[Any]:
     """A failed call makes no room for another one."""
 
@@ -175,5 +181,5 @@ def keep_a_place() -> AbstractContextManager[Any]:
 FAULTS: tuple[Fault, ...] = (
     *(settle_twice, lose_on_call_timeout, apply_an_old_plan, obey_an_old_call, take_an_old_reply),
     *(leak_a_page, leak_of_an_ingress, forget_a_deadline, loosen_a_threshold, drop_a_retry),
-    *(try_for_ever, miss_a_break, wait_for_a_slot, lose_in_a_change, keep_a_place),
+    *(try_for_ever, miss_a_break, wait_for_a_slot, lose_in_a_change, wait_in_a_chain, keep_a_place),
 )

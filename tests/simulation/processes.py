@@ -215,7 +215,7 @@ class Ingress:
         self._network = network
         self._context = contextvars.copy_context()
         self._context.run(HOST.set, name)
-        self.links = ReplicaLinks(placed, boards, phase=self.rng.random(), link=self._link)
+        self.links = ReplicaLinks(boards, phase=self.rng.random(), link=self._link)
         for device, board in boards.items():  # as in `ReplicaLinks.connect`, without the running loop
             board.follow(partial(loop.call_soon, self.links.set_addresses, device))
         rules = IngressOptions(
@@ -261,6 +261,10 @@ class Ingress:
             if not all(self.links._stages[slot].is_up for slot in needed):
                 up = sum(link.is_up for link in self.links._links[device].values())
                 expect(up < len(needed), "no stage is left without a replica that its type has")
+        can_run = {each: all(self.links._stages[s.slot].is_up for s in each.stages) for each in core.chains.active}
+        if any(can_run.values()):
+            is_stuck = self.links._waiting or any(each.queue.inputs and not can for each, can in can_run.items())
+            expect(not is_stuck, "no input waits for a replica if a chain of the plan can run")
         epoch = core.placed.epoch
         expect(epoch >= self.newest_epoch, "an ingress never goes back to an older plan")
         if epoch > self.newest_epoch:

@@ -20,6 +20,7 @@ from tests.simulator.tiny_cases import (
     AT_0,
     AT_1,
     AT_2,
+    POLICY,
     TO_END,
     kill,
     plan,
@@ -119,6 +120,10 @@ def test_inputs_of_a_dead_replica_start_again_on_others() -> None:
     service = booted(scenario(served_by, [0.0]))
     # Two blocks until 2, sent until 2.5; dead at 2.25, again at 2.3: two blocks, the link, two blocks.
     assert at(service, 2.25, partial(kill, service)).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]
+    chains = Plan(stages=(stage(1, split(0, 4)),) * 2, shares=(0.5, 0.5), policy=POLICY)
+    service = booted(scenario(chains, [0.0, 0.5, 3.0, 3.1]))
+    # The replica that is left hosts the first chain, which gets all inputs: one from 4.5 to 8.5, two until 13.5.
+    assert at(service, 1.0, partial(kill, service)).latency_s_N.tolist() == pytest.approx([8.5, 4, 10.5, 10.4])
 
 
 def test_a_stopped_replica_finishes_its_inputs_and_gets_no_more() -> None:

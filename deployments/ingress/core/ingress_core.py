@@ -15,7 +15,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -389,8 +389,7 @@ class IngressCore(Unanswered):
         for each in retried:
             each.attempt += 1
             each.holder = None
-        for chain, its_inputs in self.chains.by_chain(retried):
-            chain.queue.requeue(its_inputs)
+        self.chains.requeue(retried)
         self.counts.retries[slot] += len(retried)
         return []
 
@@ -457,6 +456,12 @@ class Driver(ABC):
         """Switches to a plan. A plan older than the current one is ignored. Raises PlanError for another model."""
         self.core.follow(placed)
         self.do(())
+
+    def set_up(self, up: Collection[str]) -> bool:
+        """Sets the slots that have replicas, and sends what is due. Returns whether any chain can run."""
+        self.core.chains.set_up(up)
+        self.do(())
+        return self.core.chains.can_run
 
     def suspend(self, reason: str) -> None:
         """Stops serving until the next plan: waiting and new inputs get StageUnavailableError."""

@@ -1,7 +1,7 @@
 """Pending inputs and the queues in which they wait to be sent: one queue for each chain of the plan. Pure.
 
-An input's chain is drawn when the input arrives, and the input stays in it. If a new plan has fewer chains, the inputs
-of the removed chains move to others.
+An input's chain is drawn when the input arrives. If a new plan has fewer chains, the inputs of the removed chains move
+to others. So do queued inputs of a chain that cannot run, because a stage has no replica.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort_left, insort_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
@@ -293,6 +293,15 @@ def _kept(before: Sequence[Chain], chains: Sequence[Plan]) -> dict[int, Chain]:
     return kept
 
 
+def _next_of(chains: Sequence[Chain]) -> Chain:
+    """Returns the chain that gets the next input; see `Chains.draw`."""
+    for chain in chains:
+        chain.turn += chain.weight
+    chosen = max(chains, key=_turn_of)
+    chosen.turn -= sum([chain.weight for chain in chains])
+    return chosen
+
+
 class Chains:
     """All chains of the current plan, in the plan's order."""
 
@@ -325,6 +334,18 @@ class Chains:
             chain.follow(number, own, share, islice(assignments, len(own.stages)))
             chain.turn = 0
             self._update(chain)
+        self.set_up(())  # until the driver knows the replicas of the plan's slots
+
+    def set_up(self, up: Collection[str]) -> None:
+        """Sets the slots that have replicas. Inputs that wait in a chain that cannot run move to those that can."""
+        running = [chain for chain in self.active if all(stage.slot in up for stage in chain.stages)]
+        self.can_run = bool(running)
+        """Whether any chain has a replica for every stage."""
+        self.usable = running or self.active
+        """The chains that get inputs: those that can run, or all if none can."""
+        for chain in self.active:
+            if chain not in self.usable:
+                self.requeue(chain.queue.clear())
 
     @property
     def _tokens_per_input(self) -> float | None:
@@ -345,24 +366,20 @@ class Chains:
         It is a smooth weighted round-robin, as nginx uses it for upstream servers, among the chains in which an input
         would be the least late: usually among all. Every draw adds the share of each of them to its turn, takes the one
         with the largest turn (the first of equal ones), and subtracts the sum of their shares from it. So the draws of
-        every chain are spread evenly.
+        every chain are spread evenly. Chains that cannot run keep their turns.
         """
-        if len(self.active) == 1:
-            [only] = self.active
+        if len(self.usable) == 1:
+            [only] = self.usable
             cost = only.cost(len(lengths), sum(lengths))
-            return self.active * len(lengths), self._delay_s(only, cost, left_s, now_s, num_coming)
-        drawn, late_s, costs = list[Chain](), 0.0, dict.fromkeys(self.active, 0.0)
+            return self.usable * len(lengths), self._delay_s(only, cost, left_s, now_s, num_coming)
+        drawn, late_s, costs = list[Chain](), 0.0, dict.fromkeys(self.usable, 0.0)
         for length in lengths:
             delays_s = {
                 chain: self._delay_s(chain, costs[chain] + chain.cost(1, length), left_s, now_s, num_coming)
-                for chain in self.active
+                for chain in self.usable
             }
             least_s = min(delays_s.values())
-            soonest = [chain for chain in self.active if delays_s[chain] == least_s]
-            for chain in soonest:
-                chain.turn += chain.weight
-            chosen = max(soonest, key=_turn_of)
-            chosen.turn -= sum([chain.weight for chain in soonest])
+            chosen = _next_of([chain for chain in self.usable if delays_s[chain] == least_s])
             costs[chosen] += chosen.cost(1, length)
             drawn.append(chosen)
             late_s = max(late_s, least_s)
@@ -371,8 +388,10 @@ class Chains:
     def _delay_s(self, chain: Chain, cost: float, left_s: float, now_s: float, num_coming: int) -> float:
         """Returns by how many seconds inputs of this cost would be late in a chain. See `Admission.late_s`."""
         unanswered = chain.cost(chain.num_unanswered, chain.unanswered_tokens)
-        coming = num_coming and num_coming * chain.share * chain.cost(1, self._tokens_per_input or 1.0)
-        return chain.admission.late_s(cost, left_s, unanswered=unanswered + coming, now_s=now_s)
+        if num_coming:
+            share = chain.weight / sum([each.weight for each in self.usable])
+            unanswered += num_coming * share * chain.cost(1, self._tokens_per_input or 1.0)
+        return chain.admission.late_s(cost, left_s, unanswered=unanswered, now_s=now_s)
 
     def assign(self, drawn: Sequence[Chain], inputs: Inputs) -> None:
         """Assigns new inputs to the chains that were drawn for them."""
@@ -418,6 +437,17 @@ class Chains:
             fills=first.assignment.fills,
             limit=chain.admission.limit,
         )
+
+    def requeue(self, inputs: Inputs) -> None:
+        """Queues inputs that are to start again. Those of a chain that cannot run move to one that can."""
+        for each in inputs:
+            chain = each.chain.current
+            if chain not in self.usable:
+                chain.num_unanswered -= 1
+                chain.unanswered_tokens -= each.cost
+                self.assign([_next_of(self.usable)], [each])
+        for chain, its_inputs in self.by_chain(inputs):
+            chain.queue.requeue(its_inputs)
 
     def by_chain(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:
         """Groups inputs by their current chain."""

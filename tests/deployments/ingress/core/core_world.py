@@ -209,6 +209,10 @@ class CoreWorld:
         self.core.follow(placed)
         self.do(())
 
+    def set_up(self, *slots: str) -> None:
+        self.core.chains.set_up(slots)
+        self.do(())
+
     def until(self, now_s: float) -> None:
         """Wake it whenever it wants, up to a second."""
         while self.core.wake_s <= now_s:

@@ -29,6 +29,7 @@ from earlyexit.network.boundary import AfterAnswer
 from earlyexit.network.chain import Chain
 from optimizer.plans.plan import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
+    NAMES,
     CoreWorld,
     Up,
     chains,
@@ -405,6 +406,31 @@ def test_a_full_chain_is_passed_over_only_as_long_as_it_is_full() -> None:
     assert [world.core.chains.active.index(each.chain) for each in world.named("ijklmn")] == [0, 0, 0, 0, 0, 1]
 
 
+def test_a_chain_without_replicas_gets_no_inputs_and_those_that_wait_leave_it() -> None:
+    world = CoreWorld(side_by_side(rate_per_s=32.0), slo_s=1.0)  # 16.8 and 5.6 inputs inside
+    slots = "split-cpu-0", "split-cpu-1", "split-cpu-2"
+    world.set_up(*slots)
+    world.submit("abcdefgh", deadline_s=1.0)  # c and g are of the second chain
+    world.set_up(*slots[1:])
+    world.fail(0)
+    world.until(0.1)
+    assert world.log[2:] == ["0.05 again 4 of first", "0.05 send 2: abde to second for block 0"]
+    assert [len(each.queue.inputs) for each in world.core.chains.active] == [0, 2]
+    with pytest.raises(AdmissionError):  # the first chain has room, and cannot run
+        world.core.check(1, 1.1, 0.1)
+    world.set_up(*slots[:2])
+    with pytest.raises(AdmissionError):  # all inputs that come are of the first chain, which now has f and h
+        world.core.check(1, 1.1, 0.1, num_coming=14)
+    world.submit("ij", deadline_s=1.1)
+    world.answer(1, "cg")
+    world.answer(2, "abde")
+    for up in (slots, ()):
+        world.set_up(*up)
+        world.submit("klmn" if up else "opqr", deadline_s=1.1)
+    of_chains = [world.core.chains.active.index(each.chain) for each in world.named("fhijklmnopqr")]
+    assert of_chains == [0, 0, 0, 0, *[0, 0, 1, 0] * 2]  # with all replicas, or with none, by the plan's shares
+
+
 def test_chains_of_a_plan_in_another_order_keep_their_limits_and_their_inputs() -> None:
     large, small = stage(split(0, 4), device="V100"), stage(split(0, 4))
     world = CoreWorld(placed(large, small, shares=(0.9, 0.1), predicted={"rate_per_s": 100.0}), slo_s=1.0)
@@ -573,6 +599,8 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
             world.give_up("".join(rng.sample(submitted, min(3, len(submitted)))))
         if rng.random() < 0.1:
             world.follow(any_plan(rng, world.core.placed.epoch + rng.randint(0, 1)))
+        if rng.random() < 0.2:
+            world.set_up(*rng.sample(list(NAMES), 2))
         world.until(world.now_s + rng.uniform(0, 0.5))
     assert world.outcomes.keys() == set(submitted)
     world.until(world.now_s + 10 + CALL_GRACE_S)

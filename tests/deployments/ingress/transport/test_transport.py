@@ -38,8 +38,9 @@ class Slot:
 
     def __init__(self) -> None:
         self.board = ReplicaDirectory()
-        self.links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
+        self.links = ReplicaLinks(["cpu"], phase=0.0)
         self.links.owner = Owner()
+        self.links.follow(placed())
         self._calls: list[AwaitedCall] = []
         self.links.connect("cpu", self.board)
         self.replicas: dict[str, FakeReplica] = {}
@@ -199,7 +200,7 @@ async def test_the_last_replicas_of_a_type_are_used_until_they_end_or_another_on
 
 
 def test_a_plan_on_types_without_replicas_is_refused() -> None:
-    links = ReplicaLinks(placed(), ["cpu"], phase=0.0)
+    links = ReplicaLinks(["cpu"], phase=0.0)
     elsewhere = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=1),))
     with pytest.raises(PlanError, match=r"needs replicas on \['V100'\]; the service has replicas on \['cpu'\]"):
         links.follow(PlacedPlan(plan=Plan(stages=(elsewhere,))))
