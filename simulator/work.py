@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import sub
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -81,25 +82,18 @@ class Work:
 
         If answered inputs stay, all inputs go on.
         """
-        exits, survivors = self._part(batch.members)
+        if not self.split.ramps:
+            return [], None, list(batch.members)
+        leaves, cycle = self.leaves, len(self.leaves)
+        by_ramp: dict[int, list[Input]] = {}
+        for member in batch.members:
+            by_ramp.setdefault(leaves[member.payload.serial % cycle], []).append(member)
+        survivors = by_ramp.pop(NOWHERE, [])
+        exits = sorted(by_ramp.items())
         if batch.stays:
             return exits, None, list(batch.members)
         last = exits.pop() if exits and (not survivors or exits[-1][0] + 1 == self.split.end) else None
         return exits, last, survivors
-
-    def _part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
-        if not self.split.ramps:
-            return [], list(members)
-        leaves, cycle = self.leaves, len(self.leaves)
-        by_ramp: dict[int, list[Input]] = {}
-        survivors: list[Input] = []
-        for member in members:
-            ramp = leaves[member.payload.serial % cycle]
-            if ramp == NOWHERE:
-                survivors.append(member)
-            else:
-                by_ramp.setdefault(ramp, []).append(member)
-        return sorted(by_ramp.items()), survivors
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
         """Counts a batch that has run."""
@@ -176,9 +170,7 @@ class Remaining:
     """The evaluated ramps."""
     exits: deque[Exit]
     """The exits before the end."""
-    end: int
-    """The block at which the batch ends."""
-    leaving: Exit | None
+    last: Exit | None
     """The exit at the end."""
     survivors: list[Input]
     at: int
@@ -211,8 +203,7 @@ class SideBySide:
             pace=works.pace,
             ramps=all_ramps if batch.probe else split.ramps,
             exits=deque(exits),
-            end=split.end if last is None else last[0] + 1,
-            leaving=last,
+            last=last,
             survivors=survivors,
             at=split.first,
             inside=work.size_of(batch.members),
@@ -221,7 +212,8 @@ class SideBySide:
 
     def _go_on(self, remaining: Remaining) -> None:
         """Runs a batch to its next exit or to its end."""
-        end = remaining.exits[0][0] + 1 if remaining.exits else remaining.end
+        following = remaining.exits[0] if remaining.exits else remaining.last
+        end = remaining.batch.split.end if following is None else following[0] + 1
         self._sharing.step(
             remaining.batch.lane,
             remaining.pace,
@@ -251,9 +243,9 @@ class SideBySide:
             del self._running[lane]
             self._sharing.leave(lane, now_s)
             self._schedule()
-            at_end = [] if remaining.leaving is None else [remaining.leaving]
-            batch, work, survivors = remaining.batch, remaining.work, remaining.survivors
-            self.on_end(Ended(batch, work, remaining.first_s, elapsed_s, at_end, survivors))
+            at_end = [] if remaining.last is None else [remaining.last]
+            first_s, survivors = remaining.first_s, remaining.survivors
+            self.on_end(Ended(remaining.batch, remaining.work, first_s, elapsed_s, at_end, survivors))
             return None
         if remaining.first_s is None:
             remaining.first_s = elapsed_s
@@ -280,28 +272,21 @@ class Step(Member[PendingInput]):
     """Tokens of the sequence whose skipped blocks are not filled in yet, by the block after which they left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSize:
+class StepSize(NamedTuple):
     """The size of a batch of steps."""
 
-    inputs: int = 0
-    steps: int = 0
+    inputs: int
+    steps: int
     """Inputs of one token."""
-    prompt: int = 0
+    prompt: int
     """The tokens of all other inputs."""
-    context: int = 0
+    context: int
     """The sum of the earlier tokens of the steps' sequences."""
-    behind: Counter[int] = field(default_factory=Counter)
+    behind: Counter[int]
     """Tokens to be filled in, by the block after which they left."""
 
     def __sub__(self, other: StepSize) -> StepSize:
-        return StepSize(
-            inputs=self.inputs - other.inputs,
-            steps=self.steps - other.steps,
-            prompt=self.prompt - other.prompt,
-            context=self.context - other.context,
-            behind=self.behind - other.behind,
-        )
+        return StepSize(*map(sub, self, other))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -332,7 +317,7 @@ class StepWork(Work):
                 prompt += member.tokens
             if member.behind:
                 behind += member.behind
-        return StepSize(inputs=len(members), steps=steps, prompt=prompt, context=context, behind=behind)
+        return StepSize(len(members), steps, prompt, context, behind)
 
     def until_s(self, size: StepSize, ramps: Collection[int] | None = None) -> list[float]:
         """See `Work.until_s`. The vocabulary head after the last block is not included: see `end_s`."""

@@ -116,7 +116,7 @@ def test_a_probe_takes_the_time_of_every_ramp_and_skips_no_block(probe: bool, be
         fill=1.0,
         policy=None,
     )
-    alone = StepSize(inputs=1, steps=1)
+    alone = StepSize(inputs=1, steps=1, prompt=0, context=0, behind=Counter())
     assert work.until_s(alone, RAMPS)[-1] - work.until_s(alone)[-1] == 0.5 * (len(RAMPS) - 1)
     pending = PendingInput(0, 0.0, 1.0)
     step = Step(sample_id="", payload=pending, tokens=1, context=0, behind=Counter())
