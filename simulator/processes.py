@@ -129,15 +129,12 @@ class SimulatedReplica:
         assignment = call.stage.assignment
         self.follow(assignment)
         self.engine.submit(block, call.members, self._events.time_s, assignment.allowed_splits)
-        if not self._holds and self.engine.may_begin:
-            self._start()
+        self._start()
 
     def end(self, sequence: int) -> None:
         """Frees a sequence that has ended, so that batches do not wait for its steps."""
-        if not self.is_up:
-            return
-        self.engine.remove_sequences((sequence,))
-        if not self._holds and self.engine.may_begin:
+        if self.is_up:
+            self.engine.remove_sequences((sequence,))
             self._start()
 
     def die(self) -> list[SimulatedCall]:
@@ -148,6 +145,8 @@ class SimulatedReplica:
 
     def _start(self) -> None:
         """Starts batches until the engine has no batch that may start now."""
+        if self._holds or not self.engine.may_begin:
+            return
         self._holds = True
         choice = self.engine.begin(self._events.time_s)
         while choice.dropped or choice.batch is not None:
@@ -165,7 +164,7 @@ class SimulatedReplica:
     def _wake(self, wake_s: float) -> None:
         if self._wakes_s == wake_s:
             self._wakes_s = -1.0
-            if self.is_up and not self._holds and self.engine.may_begin:
+            if self.is_up:
                 self._start()
 
     def _run(self, batch: Batch[PendingInput]) -> None:
@@ -208,8 +207,7 @@ class SimulatedReplica:
             return
         self._release(leaving)
         self.engine.shrink(batch, len(leaving[1]))
-        if not self._holds and self.engine.may_begin:
-            self._start()
+        self._start()
 
     def _release(self, leaving: Exit) -> None:
         if self.is_up:
@@ -241,6 +239,7 @@ class SimulatedReplica:
             self._release(leaving)
         if survivors:
             self._go_on(batch.split.end, survivors)
+        self._holds = False
         self._start()
 
     def _answered(self, batch: Batch[PendingInput], survivors: Sequence[Input]) -> list[int]:
@@ -278,6 +277,7 @@ class HostingPeriod:
     """The time in which a replica hosts one stage."""
 
     replica: SimulatedReplica
+    slot: Slot
     since_s: float
     busy_before_s: float
     until_s: float = math.inf
@@ -306,11 +306,11 @@ class Slot:
 
     def host(self, replicas: Sequence[SimulatedReplica], now_s: float) -> None:
         """Sets the replicas that get new calls. Other replicas finish the calls that they have."""
-        before, self.replicas = set(self.replicas), list(replicas)
+        self.replicas = list(replicas)
         for each in self.of:
             each.set_replicas(replicas)
         for replica in replicas:
-            if replica not in before and (replica.period is None or replica.period not in self.periods):
+            if replica.period is None or replica.period.slot is not self:
                 self._join(replica, now_s)
 
     def withdraw(self, call: object) -> None:
@@ -320,7 +320,7 @@ class Slot:
     def _join(self, replica: SimulatedReplica, now_s: float) -> None:
         if replica.period is not None:
             replica.period.until_s, replica.period.busy_after_s = now_s, replica.busy_s
-        replica.period = HostingPeriod(replica, now_s, replica.busy_s)
+        replica.period = HostingPeriod(replica, self, now_s, replica.busy_s)
         self.periods.append(replica.period)
 
 

@@ -168,7 +168,7 @@ class SimulatedService:
             if slot.replicas and slot.pending:
                 pending, slot.pending = slot.pending, []
                 for call, block, delay_s in pending:
-                    self.ingresses[call.ingress.index].go(call, block, delay_s)
+                    call.ingress.go(call, block, delay_s)
 
     def _works_of(self, device: str, slowness: float) -> Works:
         works = self._works.get((device, slowness))

@@ -156,15 +156,12 @@ def generate(scenario: Scenario, *, progress: Progress | None = None) -> PlayedS
     interrupted = play(service, progress=progress).interrupted
     ingresses = [each for each in service.ingresses if isinstance(each, GeneratingIngress)]
     assert len(ingresses) == len(service.ingresses), "a scenario of sequences"
-    tokens_IK = np.array([each.num_tokens for each in ingresses], dtype=np.int64)
-    ttft_s_IK, tpot_s_IK = (np.array([getattr(each, name) for each in ingresses]) for name in ("ttft_s", "tpot_s"))
-    sequences_K = np.arange(tokens_IK.shape[1])
-    own = sequences_K % len(ingresses), sequences_K  # each sequence in its ingress
+    # In the arrays of the other ingresses, a sequence has no tokens and no times.
     return PlayedSequences(
         ended_s=service.events.time_s if interrupted else max(each.ended_s for each in ingresses),
-        tokens_K=tokens_IK[own],
-        ttft_s_K=ttft_s_IK[own],
-        tpot_s_K=tpot_s_IK[own],
+        tokens_K=np.sum([each.num_tokens for each in ingresses], axis=0),
+        ttft_s_K=np.fmax.reduce([each.ttft_s for each in ingresses]),
+        tpot_s_K=np.fmax.reduce([each.tpot_s for each in ingresses]),
         counts=tuple(each.loop.counts for each in ingresses),
         interrupted=interrupted,
     )
