@@ -137,8 +137,8 @@ class Scenario:
     def _check_inputs(self) -> None:
         if self.sequences is not None and (self.inputs_per_request > 1 or not math.isinf(self.slo_s)):
             raise DataError("a request is one sequence, and ends when it is over")
-        splits = [split for stage in self.plan.stages for split in stage.splits]
-        if self.sequences is not None and any(each.stays or each.overlap_below is not None for each in splits):
+        stays_or_overlaps = self.plan.after_answer == "stay" or self.plan.overlap_below is not None
+        if self.sequences is not None and stays_or_overlaps:
             raise PlanError("steps of sequences neither stay when they are answered nor run beside another batch")
         if self.counts_tokens:
             unknown = [stage.device for stage in self.plan.stages if self.problem.latency[stage.device].length is None]

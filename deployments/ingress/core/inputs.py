@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left, bisect_right, insort_left, insort_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
@@ -105,12 +105,6 @@ class PendingInput:
         """The time from which on it waits (for `OrderSpec`)."""
         return self.arrived_s
 
-    def unpruned_copy(self) -> PendingInput:
-        """Returns a copy with all words. It counts as settled, because no caller waits for its answer."""
-        copy = replace(self, tokens=self.cost)
-        copy.chain, copy.attempt, copy.settled = self.chain, UNPRUNED, True
-        return copy
-
 
 def sample_id_of(ingress: str, pending: PendingInput) -> str:
     """Returns the id that an input has on the wire: unique in the service and for each attempt."""
@@ -185,8 +179,6 @@ class Chain:
         """`plan`: the plan that it must then `follow`. `block_s`: the expected seconds of every block."""
         self.stages: tuple[StageRoute, ...] = ()
         self.block_s = [*block_s]
-        self.turn = 0
-        """Its current weight in the round-robin of `Chains.draw`."""
         self.queue = WaitQueue()
         self.min_inputs: float = 1
         """A call is sent as soon as this many new inputs wait."""
@@ -208,7 +200,9 @@ class Chain:
         for stage in self.stages:  # exact for unchanged stages and close enough for others
             num_blocks = len(stage.budgets)
             self.block_s[stage.first : stage.end] = [stage.expected_s / num_blocks] * num_blocks
-        self.number, self.plan, self.share, self.weight = number, plan, share, max(1, round(share * SHARE_UNITS))
+        self.number, self.plan, self.weight = number, plan, max(1, round(share * SHARE_UNITS))
+        self.turn = 0
+        """Its current weight in the round-robin of `Chains.draw`."""
         self.stages = stage_routes(plan, assignments, self.block_s)
         self.first, self.ramps = self.stages[0], frozenset(plan.ramps)
         self.types = {stage.device for stage in plan.stages}
@@ -332,7 +326,6 @@ class Chains:
             if is_new:
                 chain.admission.follow(own, self._tokens_per_input)
             chain.follow(number, own, share, islice(assignments, len(own.stages)))
-            chain.turn = 0
             self._update(chain)
         self.set_up(())  # until the driver knows the replicas of the plan's slots
 

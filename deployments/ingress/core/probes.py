@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from deployments.ingress.core.inputs import CALL_GRACE_S, Inputs, PendingInput
+from deployments.ingress.core.inputs import CALL_GRACE_S, UNPRUNED, Inputs, PendingInput
 from earlyexit.network.boundary import Answer, PackedArray, stack_values
 from optimizer.plans.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
@@ -185,7 +185,8 @@ class ExitObservations:
         entry = self._open.get(watched)
         if entry is None or len(entry.inputs) > 1:
             return None
-        copy = watched.unpruned_copy()
+        copy = replace(watched, tokens=watched.cost)
+        copy.chain, copy.attempt, copy.settled = watched.chain, UNPRUNED, True  # no caller waits for its answer
         entry.inputs.append(copy)
         self._open[copy] = entry
         return copy
