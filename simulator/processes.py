@@ -299,8 +299,8 @@ class Slot:
         self.replicas: list[SimulatedReplica] = []
         """The replicas, in the order of their start."""
         self.periods: list[HostingPeriod] = []
-        self.pending: list[tuple[SimulatedCall, int, float]] = []
-        """The calls that wait for a replica, with their block and delay."""
+        self.pending: dict[SimulatedCall, tuple[int, float]] = {}
+        """The block and the delay of each call that waits for a replica."""
         self.of = [StageReplicas[SimulatedReplica](index / num_ingresses) for index in range(num_ingresses)]
         """The `StageReplicas` of each ingress."""
 
@@ -312,10 +312,6 @@ class Slot:
         for replica in replicas:
             if replica.period is None or replica.period.slot is not self:
                 self._join(replica, now_s)
-
-    def withdraw(self, call: object) -> None:
-        """Removes a call that waits for a replica."""
-        self.pending = [waiting for waiting in self.pending if waiting[0] is not call]
 
     def _join(self, replica: SimulatedReplica, now_s: float) -> None:
         if replica.period is not None:
@@ -423,7 +419,7 @@ class SimulatedIngress(Driver):
     def abort_call(self, abort_call: AbortCall) -> None:
         call = abort_call.call
         assert isinstance(call, SimulatedCall)
-        self._slots[call.stage.slot].withdraw(call)
+        self._slots[call.stage.slot].pending.pop(call, None)
         if call.hosting is not None and call in call.hosting.replica.calls:
             call.hosting.replica.engine.forget(call)
             self._end(call)
@@ -449,7 +445,7 @@ class SimulatedIngress(Driver):
         if self.core.chains.can_run:
             self.restart(call)
         else:
-            self._slots[call.stage.slot].pending.append((call, block, delay_s))
+            self._slots[call.stage.slot].pending[call] = block, delay_s
             if math.isinf(self._slo_s):
                 self._events.at(self._events.time_s + WAITS_S + CALL_GRACE_S, COMES, self._stop_waiting, call)
 
@@ -493,8 +489,7 @@ class SimulatedIngress(Driver):
         return entering
 
     def _stop_waiting(self, call: SimulatedCall) -> None:
-        if call.hosting is None:
-            self._slots[call.stage.slot].withdraw(call)
+        if self._slots[call.stage.slot].pending.pop(call, None) is not None:
             self.restart(call)
 
     # Replies

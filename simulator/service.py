@@ -145,8 +145,8 @@ class SimulatedService:
             can_run = ingress.set_up(up)  # the same for all
         for slot in self.slots.values():
             if can_run or slot.name not in self._assignments:
-                pending, slot.pending = slot.pending, []
-                for call, _, _ in pending:
+                pending, slot.pending = slot.pending, {}
+                for call in pending:
                     call.ingress.restart(call)
 
     def _place(self, placed: PlacedPlan) -> None:
@@ -165,9 +165,9 @@ class SimulatedService:
                 replica.follow(self._assignments[hosts[replica.name]])
         for slot in [each for each in self.slots.values() if each.device == device]:
             slot.host([each for each in by_name.values() if hosts.get(each.name) == slot.name], self.events.time_s)
-            if slot.replicas and slot.pending:
-                pending, slot.pending = slot.pending, []
-                for call, block, delay_s in pending:
+            if slot.replicas:
+                pending, slot.pending = slot.pending, {}
+                for call, (block, delay_s) in pending.items():
                     call.ingress.go(call, block, delay_s)
 
     def _works_of(self, device: str, slowness: float) -> Works:

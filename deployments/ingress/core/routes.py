@@ -277,20 +277,14 @@ def stage_routes(plan: Plan, assignments: Iterable[Assignment], block_s: Sequenc
 
     `plan`: the plan of this chain. `assignments`: those of its stages. `block_s`: the expected seconds of every block.
     """
-    parts = [  # the splits of each stage, divided at the ends of networks
-        (assignment, tuple(splits))
-        for assignment in assignments
-        for _, splits in groupby(assignment.stage.splits, key=lambda split: bisect_right(plan.networks, split.first))
-    ]
-    return tuple(
-        StageRoute(
-            first=splits[0].first,
-            assignment=assignment,
-            budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
-            expected_s=sum(block_s[splits[0].first : splits[-1].end]),
-        )
-        for assignment, splits in parts
-    )
+    routes = []
+    for assignment in assignments:
+        for _, group in groupby(assignment.stage.splits, key=lambda split: bisect_right(plan.networks, split.first)):
+            splits = tuple(group)
+            budgets = tuple(split.budget for split in splits for _ in range(split.first, split.end))
+            first, expected_s = splits[0].first, sum(block_s[splits[0].first : splits[-1].end])
+            routes.append(StageRoute(first=first, assignment=assignment, budgets=budgets, expected_s=expected_s))
+    return tuple(routes)
 
 
 def crossings_of(plan: Plan) -> dict[int, int]:
