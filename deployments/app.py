@@ -45,20 +45,19 @@ def build(settings: dict[str, Any]) -> Application:
     replicas = initial_replicas(checked)
     # At level INFO, Serve creates a log record for every request, even if it is not written.
     logs = {"enable_access_log": checked.access_log, "log_level": "INFO" if checked.access_log else "WARNING"}
-    types = []
+    deployed = []
     for device, number in replicas.items():
         check_emulated(checked, device, card)
         labels = checked.node_labels.get(device)
         options = find_device(device).actor_options | ({"label_selector": labels} if labels else {})
         router = RequestRouterConfig(request_router_class=cast(Any, AnnouncingRouter))
-        deployed = _deployment(deployment_name(device), number, options, logs, request_router_config=router)
-        types.append(deployed(StageReplica).bind(settings, device))
-    controllers = []
+        of_type = _deployment(deployment_name(device), number, options, logs, request_router_config=router)
+        deployed.append(of_type(StageReplica).bind(settings, device))
     if checked.control is not None:  # Serve runs only bound deployments
         logs_decisions = {"enable_access_log": False, "log_level": "INFO"}
-        controllers.append(_deployment("controller", 1, LIGHT, logs_decisions)(Controller).bind(settings))
+        deployed.append(_deployment("controller", 1, LIGHT, logs_decisions)(Controller).bind(settings))
     ingress = _deployment("ingress", checked.ingress_replicas, LIGHT, logs)
-    application: Application = ingress(Ingress).bind(settings, *types, *controllers)
+    application: Application = ingress(Ingress).bind(settings, *deployed)
     return application
 
 

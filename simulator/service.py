@@ -62,10 +62,9 @@ class SimulatedService:
         self._leaves: dict[tuple[tuple[int, ...], tuple[int, ...]], array[int]] = {}
         self._works: dict[tuple[str, float], Works] = {}
         self._num_ever = dict.fromkeys(self.running, 0)
-        self.ingresses: list[SimulatedIngress] = []
         self._place(placed)
         make = SimulatedIngress if scenario.sequences is None else GeneratingIngress
-        self.ingresses = [
+        self.ingresses: list[SimulatedIngress] = [
             make(index, scenario, events, self.ledger, placed, self.slots, probing(index))
             for index in range(scenario.num_ingresses)
         ]

@@ -39,9 +39,9 @@ class DeploymentHandles:
     async def broadcast(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
         """Returns each replica's answer, none if no replica runs. Raises OfframpError if a replica does not answer."""
         answers = await ask_replicas(await self.handle(deployment), method, *arguments, timeout_s=timeout_s)
-        failure = next((each for each in answers if isinstance(each, BaseException)), None)
-        if failure is not None:
-            raise OfframpError(f"{method} failed on a replica of {deployment}: {failure!r}") from failure
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise OfframpError(f"{method} failed on a replica of {deployment}: {answer!r}") from answer
         return answers
 
     async def try_broadcast(self, deployment: str, method: str, timeout_s: float = ANSWER_S) -> list[Any]:

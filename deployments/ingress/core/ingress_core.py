@@ -226,10 +226,8 @@ class IngressCore(Unanswered):
             is_probe = bool(placement.is_probe) and self.observations.can_observe(self.placed.plan.policy)
             key = is_probe, slot, placement.keepers.get(slot, placement.excluded)
             groups.setdefault(key, (chain, []))[1].append(row)
-        actions: Actions = []
-        if displaced:
-            self.observations.forget(displaced)
-            actions = self.drop(displaced, lost(OTHER_SLOTS), now_s)
+        self.observations.forget(displaced)
+        actions = self.drop(displaced, lost(OTHER_SLOTS), now_s) if displaced else []
         for (is_probe, _, _), (chain, rows) in groups.items():
             chosen = [inputs[row] for row in rows]
             if before is None:
