@@ -74,29 +74,23 @@ class Observation:
 
 def observations_of(entries: Sequence[Observation], shape: StreamShape, loss: Loss) -> Observations:
     """Joins complete observations into arrays, and computes the losses of early answers."""
-    size = len(entries), len(shape.ramps)
-    cells, scores, early = [], [], []
-    for row, entry in enumerate(entries):
-        results, is_probe = entry.results, entry.watch == "probe"
-        for column, ramp in enumerate(shape.ramps):
-            if is_probe or ramp in entry.active:
-                result = results[ramp]
-                cells.append(row * size[1] + column)
-                scores.append(result.score)
-                early.append(result.value)
-    scores_NR = np.full(size, np.nan, dtype=np.float32)
-    losses_NR = np.full(size, np.nan, dtype=np.float32)
-    if cells:
-        scores_NR.flat[cells] = scores
-        full = stack_values([entry.full(shape.num_blocks - 1).value for entry in entries])  # unpacked once
-        losses_NR.flat[cells] = loss(stack_values(early), full[np.array(cells) // size[1]])
     active = [ramp in entry.active for entry in entries for ramp in shape.ramps]
+    active_NR = np.array(active, dtype=bool).reshape(len(entries), len(shape.ramps))
+    probe_N = np.array([entry.watch == "probe" for entry in entries], dtype=bool)
+    seen_NR = active_NR | probe_N[:, None]
+    scores_NR, losses_NR = np.full((2, *seen_NR.shape), np.nan, dtype=np.float32)
+    if seen_NR.any():
+        rows, columns = (each.tolist() for each in np.nonzero(seen_NR))
+        results = [entries[row].results[shape.ramps[column]] for row, column in zip(rows, columns, strict=True)]
+        scores_NR[seen_NR] = [result.score for result in results]
+        full = stack_values([entry.full(shape.num_blocks - 1).value for entry in entries])  # unpacked once
+        losses_NR[seen_NR] = loss(stack_values([result.value for result in results]), full[rows])
     return Observations(
         shape=shape,
         times_s_N=np.array([entry.arrived_s for entry in entries]),
-        probe_N=np.array([entry.watch == "probe" for entry in entries], dtype=bool),
+        probe_N=probe_N,
         stayed_N=np.array([entry.stays for entry in entries], dtype=bool),
-        active_NR=np.array(active, dtype=bool).reshape(size),
+        active_NR=active_NR,
         exits_N=np.array([entry.exit for entry in entries], dtype=np.int16),
         scores_NR=scores_NR,
         losses_NR=losses_NR,
