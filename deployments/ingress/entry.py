@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -105,7 +105,10 @@ class NetworkEntry:
             encodings.append(encoding)
         self.inputs = entered
         ids = [sample_id_of(self._ingress, each) for each in entered]
-        states_BS = None if self._survivors is None else _states_of(ids, self._survivors)
+        states_BS = None if self._survivors is None else self._survivors.state_BS
+        if self._survivors is not None and states_BS is not None and tuple(ids) != self._survivors.sample_ids:
+            row_of = {sample_id: row for row, sample_id in enumerate(self._survivors.sample_ids)}
+            states_BS = states_BS[np.array([row_of[each] for each in ids], dtype=np.int64)]
         measured = plan.networks[self._network] - 1 in plan.prune
         return entry_piece(ids, encodings, block=self._block, state_BS=states_BS, measured=measured)
 
@@ -152,11 +155,3 @@ class NetworkEntry:
 
 def _encoded(each: PendingInput) -> ChainEncoded:
     return cast("ChainEncoded", each.encoded)
-
-
-def _states_of(ids: Sequence[str], survivors: WirePiece) -> Any:
-    """Returns the exit policy's states of some of a piece's inputs."""
-    if survivors.state_BS is None or tuple(ids) == survivors.sample_ids:
-        return survivors.state_BS
-    row_of = {sample_id: row for row, sample_id in enumerate(survivors.sample_ids)}
-    return survivors.state_BS[np.array([row_of[each] for each in ids], dtype=np.int64)]
