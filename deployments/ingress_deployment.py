@@ -109,8 +109,7 @@ class IngressMetrics:
         set_gauge("offramp_ingress_plan_epoch", "The plan that the ingress follows", core.placed.epoch)
         set_gauge("offramp_waiting", "Inputs that were not sent to any stage yet", core.num_waiting)
         oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that were not sent to any stage yet"
-        oldest_s = {1: 0.0} | core.chains.oldest_s(now_s)  # the metric exists from the start
-        self.metrics.set_gauges(*oldest, oldest_s, "tokens")
+        self.metrics.set_gauges(*oldest, {1: 0.0} | core.chains.oldest_s(now_s), "tokens")  # exists from the start
         chains = core.chains.active
         limits = [each.admission.limit for each in chains]
         finite = (0.0 if math.isinf(limit) else limit for limit in limits)  # Ray drops infinite values

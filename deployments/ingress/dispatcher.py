@@ -194,10 +194,6 @@ class ReplicaLink:
             self._end(message.serial, None)
 
 
-LinkTo = Callable[[str, Address, Callable[[], None], CallOwner], ReplicaLink]
-"""Connects to a replica. The arguments are those of `ReplicaLink`."""
-
-
 class ReplicaLinks:
     """The connections of an ingress to all replicas, and the assignment of the plan's stages to these replicas.
 
@@ -211,8 +207,8 @@ class ReplicaLinks:
     """Receives the replies to all calls. The dispatcher sets it and the next field, and then calls `follow`."""
     tracer: CallTracer | None = None
 
-    def __init__(self, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
-        """`devices`: the accelerator types that have replicas. `phase`: see `StageReplicas`."""
+    def __init__(self, devices: Iterable[str], *, phase: float, link: Callable[..., ReplicaLink] = ReplicaLink) -> None:
+        """`devices`: accelerator types with replicas. `phase`: see `StageReplicas`. `link`: connects to a replica."""
         self._phase = phase
         self._link = link
         self._links: dict[str, dict[str, ReplicaLink]] = {device: {} for device in devices}

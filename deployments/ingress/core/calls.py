@@ -18,7 +18,7 @@ from deployments.ingress.core.inputs import ASIDE, Chain, Chains, IngressOptions
 from deployments.ingress.core.probes import MOST_OPEN, ExitObservations, Watch
 from deployments.ingress.core.routes import KVPlacement, ReplicaLoad, ReplicaT, StageReplicas, StageRoute, weight_of
 from deployments.wire.messages import BUCKET, Counts
-from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
+from earlyexit.errors import AdmissionError, DeadlineError, InputError, OfframpError, OverloadedError
 from optimizer.plans.plan import PlacedPlan
 
 Answers = Sequence[Any]
@@ -79,14 +79,13 @@ class Call:
         if not replicas.is_up and not (placements and slot in placements[0].keepers):
             return None
         if placements:
-            hosting = replicas.replica_for(slot, placements, self.stage.budgets[0].inputs, fills=fills)
+            self.hosting = replicas.replica_for(slot, placements, self.stage.budgets[0].inputs, fills=fills)
         else:
             budget = self.stage.budget(block)
             tokens = 0 if budget.tokens is None else sum([each.tokens for each in self.inputs])
             self.weight, batch = weight_of(budget, len(self.inputs), tokens)
-            hosting = replicas.assign(self.weight, batch, fills=fills and not self.counts_as_full)
-        self.hosting = hosting
-        return hosting.replica
+            self.hosting = replicas.assign(self.weight, batch, fills=fills and not self.counts_as_full)
+        return self.hosting.replica
 
     def leave_replica(self) -> None:
         """Removes a call that has ended from the load of its replica."""
@@ -264,9 +263,6 @@ class IngressCounts(Counts):
 LONGEST_RETRY_S = 30.0
 """The longest Retry-After. Longer estimates are unreliable: they come from light load or from a fallen limit."""
 
-LATE = "deadline"
-"""The drop reason of an input that missed its deadline: the kind of a DeadlineError."""
-
 
 class Unanswered:
     """The inputs of one ingress until they have their outcome, and the calls that hold them.
@@ -279,8 +275,7 @@ class Unanswered:
         self.chains = Chains(placed, options)
         self.counts = IngressCounts(slo_s=options.slo_s)
         # Answered inputs that stay occupy memory in the stages too, so `max_queued` also limits them.
-        most = int(min(MOST_OPEN, options.max_queued))
-        self.observations = ExitObservations(options.shape, options.loss, most_open=most)
+        self.observations = ExitObservations(options.shape, options.loss, int(min(MOST_OPEN, options.max_queued)))
         self._make_call = make_call
         self._num_calls = 0
         self._num_open: Counter[int] = Counter()
@@ -409,7 +404,7 @@ class Unanswered:
         if not fresh:
             return []
         reason, error = (why, None) if isinstance(why, str) else (why.kind, why)
-        if reason == LATE:
+        if reason == DeadlineError.kind:
             for each in fresh:  # the time that it waited is a lower bound of its latency
                 chain = each.chain.current
                 waited_s = max(now_s, each.deadline_s) - each.arrived_s

@@ -317,7 +317,7 @@ class IngressCore(Unanswered):
             return False
         if not pending.settled or call.watch is None:
             return not pending.settled
-        return self.chains.stays if self.options.shape is None else self.observations.is_open(pending)
+        return self.chains.stays if self.options.shape is None else pending in self.observations.open
 
     def _send_unpruned(self, call: Call, now_s: float) -> Actions:
         """Sends unpruned copies of probes, whose words are about to be pruned, to the last network of the cascade.

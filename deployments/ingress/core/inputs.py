@@ -116,7 +116,6 @@ Inputs = Sequence[PendingInput]
 _deadline_of = attrgetter("deadline_s")
 _order_of = attrgetter("deadline_s", "arrived_s")
 _tokens_of = attrgetter("tokens")
-_turn_of = attrgetter("turn")
 
 
 class WaitQueue:
@@ -291,7 +290,7 @@ def _next_of(chains: Sequence[Chain]) -> Chain:
     """Returns the chain that gets the next input; see `Chains.draw`."""
     for chain in chains:
         chain.turn += chain.weight
-    chosen = max(chains, key=_turn_of)
+    chosen = max(chains, key=lambda chain: chain.turn)
     chosen.turn -= sum([chain.weight for chain in chains])
     return chosen
 

@@ -115,15 +115,15 @@ class ExitObservations:
     Its times are the caller's; `take_completed` can move them to another clock.
     """
 
-    def __init__(self, shape: StreamShape | None, loss: Loss, *, most_open: int = MOST_OPEN) -> None:
+    def __init__(self, shape: StreamShape | None, loss: Loss, most_open: int = MOST_OPEN) -> None:
         """`shape`: what is observed; None: nothing. `loss`: the task's loss."""
         self._shape = shape
         self._loss = loss
         self._ramps = frozenset(() if shape is None else shape.ramps)
         self._last = 0 if shape is None else shape.num_blocks - 1
         self._most_open = most_open
-        self._open: dict[PendingInput, Observation] = {}
-        """The observation of each open input, and of each unpruned copy that of its probe."""
+        self.open: dict[PendingInput, Observation] = {}
+        """The observation of each input, answered or not, that is still to be observed, and of each unpruned copy."""
         self._ended: list[Observation] = []
         """Complete inputs whose losses are not computed yet."""
         self._ended_bytes = 0
@@ -162,13 +162,13 @@ class ExitObservations:
         """
         if now_s >= self._swept_s + SWEEP_S:
             self._swept_s = now_s
-            self.forget([each for each in self._open if now_s > each.deadline_s + CALL_GRACE_S])
-        if len(self._open) + len(inputs) > self._most_open:
+            self.forget([each for each in self.open if now_s > each.deadline_s + CALL_GRACE_S])
+        if len(self.open) + len(inputs) > self._most_open:
             return False
         stays, active = plan.after_answer == "stay", frozenset(plan.ramps)
         for each in inputs:
             if not each.attempt:
-                self._open[each] = Observation([each], each.arrived_s, watch, stays, active)
+                self.open[each] = Observation([each], each.arrived_s, watch, stays, active)
         return True
 
     def copy_unpruned(self, watched: PendingInput) -> PendingInput | None:
@@ -176,25 +176,21 @@ class ExitObservations:
 
         The full model's answer to the copy is the reference.
         """
-        entry = self._open.get(watched)
+        entry = self.open.get(watched)
         if entry is None or len(entry.inputs) > 1:
             return None
         copy = replace(watched, tokens=watched.cost)
         copy.chain, copy.attempt, copy.settled = watched.chain, UNPRUNED, True  # no caller waits for its answer
         entry.inputs.append(copy)
-        self._open[copy] = entry
+        self.open[copy] = entry
         return copy
-
-    def is_open(self, watched: PendingInput) -> bool:
-        """Whether an input, answered or not, is still to be observed."""
-        return watched in self._open
 
     def answered(self, watched: PendingInput, exit_block: int, active_now: frozenset[int]) -> None:
         """Records the exit of an answer. `active_now`: the active ramps of the current plan.
 
         The stage may follow a later plan than the one under which the input was sent.
         """
-        entry = self._open.get(watched)
+        entry = self.open.get(watched)
         if entry is None or entry.exit is not None or entry.inputs[0] is not watched:
             return
         entry.exit = exit_block
@@ -206,7 +202,7 @@ class ExitObservations:
     def observe(self, seen: Iterable[tuple[PendingInput, Answer]]) -> None:
         """Records the results of exits."""
         for pending, result in seen:
-            entry = self._open.get(pending)
+            entry = self.open.get(pending)
             if entry is None:
                 continue
             if entry.inputs[0] is pending:
@@ -219,13 +215,13 @@ class ExitObservations:
     def forget(self, inputs: Iterable[PendingInput]) -> None:
         """Stops observing inputs that will not reach the end, or whose unpruned copy will not."""
         for each in inputs:
-            entry = self._open.get(each)
+            entry = self.open.get(each)
             while entry is not None and entry.inputs:
-                del self._open[entry.inputs.pop()]
+                del self.open[entry.inputs.pop()]
 
     def stop_staying(self) -> None:
         """Stops observing inputs that stayed. Under a plan without staying, only the slow ones would reach the end."""
-        self.forget([each for each, entry in self._open.items() if entry.watch == "stay"])
+        self.forget([each for each, entry in self.open.items() if entry.watch == "stay"])
 
     def take_completed(self, ahead_s: float = 0.0) -> Observations | None:
         """Removes and returns the inputs completed since the last call; None if there are none.

@@ -71,7 +71,6 @@ def sequence_numbers(rng: random.Random) -> Iterator[int]:
     return count((rng.getrandbits(NAME_BITS) << SERIAL_BITS) + 1)
 
 
-Rank = tuple[bool, int, int, int]
 PARTS = 32
 """The unit of load under a token budget is 1 / PARTS of a full batch, so loads are as fine as with 32 inputs."""
 MOST_BATCHES = 4
@@ -118,7 +117,7 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
     return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
-def rank(load: int, weight: int, batch: int, fills: bool) -> Rank:
+def rank(load: int, weight: int, batch: int, fills: bool) -> tuple[bool, int, int, int]:
     """Returns the rank of a replica with this load, for a call of `weight`. The smallest rank is the best.
 
     An idle replica is best, because it starts immediately. Next come replicas with the fewest full batches ahead, and

@@ -180,5 +180,5 @@ def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogC
     assert book.begin([probe], plan(), "probe", 2.0)
     finish(book, probe)
     assert (book.take_completed(), book.agreement) == (None, None)
-    assert (book.num_complete, book.is_open(probe)) == (0, False)
+    assert (book.num_complete, probe in book.open) == (0, False)
     assert "the losses of 1 observed inputs could not be computed" in caplog.text
