@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,12 +131,16 @@ class PlanDocument(StrictDocument):
     @field_validator("predicted")
     @classmethod
     def _check_predicted(cls, predicted: dict[str, Any]) -> dict[str, Any]:
-        """Checks the predictions that a service uses: admission control, trials and logs. They may be missing."""
-        limits = {"rate_per_s": math.inf, "latency_s": math.inf, "tokens_per_input": sys.float_info.max}
-        for name, limit in limits.items():
-            value = predicted.get(name)
-            if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= limit):
+        """Checks that all predictions are valid JSON, and that those which a service uses are numbers, if present."""
+        for name, value in predicted.items():
+            is_used = name in ("rate_per_s", "latency_s", "tokens_per_input") and value is not None
+            if is_used and not (isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max):
                 raise PlanError(f"{name} must be a number, at least 0, not {value!r}", at=("predicted", name))
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                message = f"{name} must be valid JSON, which has no infinity and no NaN, not {value!r}"
+                raise PlanError(message, at=("predicted", name)) from error
         return predicted
 
     def plan(self, shape: ModelShape | None) -> Plan:
@@ -218,7 +223,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         **({"networks": list(plan.networks)} if plan.networks else {}),
         **({"prune": dict(plan.prune)} if plan.prune else {}),
         "chains": chains_document(plan.stages, plan.shares),
-        "predicted": dict(plan.predicted),
+        # JSON has no infinity, which is the latency if no input reaches a later split, whose batch never fills.
+        "predicted": {name: None if value == math.inf else value for name, value in plan.predicted.items()},
     }
 
 

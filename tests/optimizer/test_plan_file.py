@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.plans.plan_file import (
     ModelShape,
+    parse_plan,
     parse_policy,
     plan_document,
     policy_document,
@@ -105,6 +107,8 @@ WHOLE = Split(first=0, end=6, batch=64)
 def test_a_written_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
+    endless = replace(plan, predicted={"latency_s": math.inf})
+    assert parse_plan(plan_document(endless)).predicted == {"latency_s": None}, "JSON has no infinity"
 
 
 POLICY = GOOD[GOOD.index("  name: confidence") : GOOD.index("stages")]
