@@ -69,10 +69,11 @@ LESS_WORK = {
 PROXIES = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "3"}
 """Serve replaces a dead HAProxy after three checks. By default they take 30 s, in which no caller can connect."""
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
-# The ports of HAProxy's own pages.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
-# The port of the proxy behind HAProxy that answers while there is no ingress.
+"""The ports of HAProxy's own pages, by the variable that changes them."""
 HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
+"""The port of the proxy behind HAProxy that answers while there is no ingress."""
+MOST_PORT = 65535
 
 
 @contextmanager
@@ -273,11 +274,20 @@ def wanted_ports(cluster: LocalCluster) -> list[HostPort]:
         ports.append((cluster.ray_address or EVERYWHERE[0], cluster.metrics_port))
     if cluster.front == "haproxy":
         own_ports = HAPROXY_PORTS if cluster.grpc_port is None else HAPROXY_PORTS | HAPROXY_GRPC_PORTS
-        ports += [(LOOPBACK, int(os.environ.get(name, port))) for name, port in own_ports.items()]
+        ports += [(LOOPBACK, port) for port in present_ports(own_ports).values()]
     numbers = [port for _, port in ports]
     if len(set(numbers)) < len(numbers):
         raise InputError(f"ports must differ (--port, --grpc-port, --metrics-port): {', '.join(map(str, numbers))}")
     return ports
+
+
+def present_ports(defaults: Mapping[str, int]) -> dict[str, int]:
+    """Returns ports by their variable, with those that the environment sets; raises InputError for a wrong one."""
+    ports = {name: os.environ.get(name, str(default)) for name, default in defaults.items()}
+    for name, port in ports.items():
+        if not (port.isdecimal() and 1 <= int(port) <= MOST_PORT):
+            raise InputError(f"the environment variable {name} must be a port from 1 to {MOST_PORT}, not {port!r}")
+    return {name: int(port) for name, port in ports.items()}
 
 
 def _resources_needed(settings: ServeSettings) -> dict[str, float]:

@@ -61,7 +61,7 @@ def test_one_machine_needs_no_labels_and_starts_few_replicas_at_once(monkeypatch
     assert told.on_one_machine() == told
 
 
-def test_the_required_ports_depend_on_the_front_and_the_options() -> None:
+def test_the_required_ports_depend_on_the_front_and_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for front in ("proxy", "direct"):
         assert wanted_ports(LocalCluster(front=front)) == [(HERE, 8000)]
     assert wanted_ports(LocalCluster(front="proxy", grpc_port=9000, host="::1")) == [("::1", 8000), ("::1", 9000)]
@@ -72,6 +72,10 @@ def test_the_required_ports_depend_on_the_front_and_the_options() -> None:
     assert wanted == [(HERE, 8000), (HERE, 9000), *pages, (HERE, 9500)]
     with pytest.raises(InputError, match="ports must differ"):
         wanted_ports(LocalCluster(front="haproxy", port=pages[0][1]))
+    for wrong in ("http", "", "65536"):
+        monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", wrong)
+        with pytest.raises(InputError, match=f"STATS_PORT must be a port from 1 to 65535, not '{wrong}'"):
+            wanted_ports(LocalCluster(front="haproxy"))
 
 
 @pytest.mark.parametrize(
