@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from deployments.controller.observe import LEAST_PROBES, Forecast, ObservedStream, Tuning, effective_probes
 from deployments.controller.remember import State
@@ -33,7 +32,11 @@ from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, divide_rep
 from optimizer.problems.networks import pruned_table
 from optimizer.problems.problem import LEAST_BLOCK_S, MOST_BLOCK_S, MaximizeRate, PlanProblem, Reach, nested_shares
 from optimizer.search.decision import Decision, Found, NoPlan, Planned, Strategy, if_feasible
+from profiles.scores import FloatArray
 from profiles.table import LatencyTable
+
+if TYPE_CHECKING:
+    from profiles.forecast import SurvivalForecast
 
 SETTLE_LOOKS = 4
 """The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
@@ -472,19 +475,36 @@ def _survival_deviation(
     """Returns the deviation of the exits of recent answers from the forecast; None if there is none."""
     if not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
-    plan, reach, records = view.state.placed.plan, forecast.reach, view.stream.records(view.state, forecast.at_s)
+    plan, records = view.state.placed.plan, view.stream.records(view.state, forecast.at_s)
     num_probes = np.inf if records is None else len(records)
-    expected = forecast.survival_of.get(plan.used, forecast.survival)
     for recent in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # The exits of inputs that are still in the service, or were dropped, are unknown.
         unknown = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
         unknown += sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
+        expected, reach = _expected_exits(plan, forecast, recent)
         words = survival_deviation(
             expected, plan.ramps, recent.exits, reach, unknown=unknown, num_tests=num_tests, num_probes=num_probes
         )
         if words is not None:
             return recent.since_s, words
     return None
+
+
+def _expected_exits(plan: Plan, forecast: Forecast, recent: Interval) -> tuple[SurvivalForecast, Reach | None]:
+    """Returns the forecast survival and reach of the inputs of all chains, each of which has its own active ramps."""
+    chains = [(chain.ramps, forecast.survival_of.get(chain.used, forecast.survival)) for chain in plan.chains]
+    assigned = [recent.assigned.get(number, 0) for number in range(len(chains))]
+    weights = np.array(assigned if any(assigned) else plan.shares, dtype=np.float64)
+    weights /= weights.sum()
+    mixed: dict[str, Any] = {
+        name: weights @ [nested_shares(getattr(survival, name), ramps) for ramps, survival in chains]
+        for name in ("survival_K", "survival_low_K", "survival_high_K")
+    }
+    expected, reach = replace(chains[0][1], **mixed), forecast.reach
+    if reach is None:
+        return expected, None
+    reached_N = (weights @ [reach(ramps) for ramps, _ in chains]).tolist()
+    return expected, lambda _: reached_N
 
 
 def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
@@ -496,25 +516,24 @@ def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
     return None
 
 
-FloatArray = npt.NDArray[np.float64]
-
-
 def _times(view: View, since: Mapping[str, ReplicaReport]) -> Iterator[tuple[ReplicaReport, FloatArray]]:
     """Yields for each replica its batches since an earlier report, as an array with a row per split and batch size.
 
-    The columns are: first block, end, batches, measured seconds, and the seconds that the profile predicts. If inputs
-    have lengths, a batch counts as the number of inputs of the profile's length with equally many tokens. Ramps that
-    the problem does not have are ignored. So are batches that shared the device with another batch, because their
-    longer times are not the replica's fault.
+    The columns are: first block, end, batches, measured seconds, and the seconds that the profile predicts if as many
+    inputs reach each block as since the last planning or, with several chains, as were expected then. If inputs have
+    lengths, a batch counts as the number of inputs of the profile's length with equally many tokens. Ramps that the
+    problem does not have are ignored. So are batches that shared the device with another batch, because their longer
+    times are not the replica's fault.
     """
-    problem, plan, seen = view.settings.problem, view.state.placed.plan, total(view.stream.counts(view.state.planned_s))
-    if seen is None or not seen.exits:
-        share_N = nested_shares(view.problem.survival_N, plan.ramps)
-    else:  # the share of inputs that reached each block since the last planning
-        left_N = np.cumsum([seen.exits.get(block, 0) for block in range(problem.num_blocks)])
-        share_N = [1.0, *(1 - left_N[:-1] / left_N[-1]).tolist()]
+    problem, placed, seen = view.settings.problem, view.state.placed, total(view.stream.counts(view.state.planned_s))
+    chains = placed.plan.chains
+    chain_of = dict(zip(placed.slots, (chain for chain in chains for _ in chain.stages), strict=True))
     for report in view.replicas:
-        table = problem.latency[report.device]
+        plan, table = chain_of.get(report.slot, chains[0]), problem.latency[report.device]
+        share_N = nested_shares(view.problem.survival_N, plan.ramps)
+        if seen is not None and seen.exits and len(chains) == 1:  # exits are not counted by chain
+            left_N = np.cumsum([seen.exits.get(block, 0) for block in range(problem.num_blocks)])
+            share_N = [1.0, *(1 - left_N[:-1] / left_N[-1]).tolist()]
         length = None if problem.lengths is None else table.length
         if length is None:  # otherwise tokens are counted after pruning
             table = pruned_table(problem, table, plan.used)

@@ -187,6 +187,7 @@ class Scene:
     best: tuple[Stage, ...] | None = None
     """What the planner finds; None: that no plan meets the problem."""
     first: tuple[Stage, ...] = field(default_factory=lambda: whole(4))
+    shares: tuple[float, ...] = (1.0,)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     count: int = 4
     problem: PlanProblem = field(default_factory=problem)
@@ -202,7 +203,9 @@ class Scene:
     limits_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.placed = PlacedPlan(plan=Plan(stages=self.first, policy=POLICY, predicted=self.predicted))
+        self.placed = PlacedPlan(
+            plan=Plan(stages=self.first, shares=self.shares, policy=POLICY, predicted=self.predicted)
+        )
         self.fleet = FakeFleet(self.placed, self.clock, self.count)
         self.start()
 

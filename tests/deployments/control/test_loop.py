@@ -24,6 +24,7 @@ from optimizer.plans.plan_file import plan_document
 from optimizer.problems.problem import MinimizeCost, PlanProblem
 from optimizer.search.decision import Decision
 from optimizer.search.planner import solve
+from profiles.table import LatencyTable
 from tests.clock import ManualClock
 from tests.deployments.control.control_fakes import (
     EASY,
@@ -150,6 +151,23 @@ async def test_a_service_of_the_least_cost_shrinks_with_the_load_and_grows_with_
     await scene.ticks(6, EASY)
     assert scene.said("reaction")[1:] == []
     assert scene.asked[-1].required_per_s == asked_per_s, "a drop asks for no more than before"
+
+
+async def test_each_chain_is_compared_with_the_exits_at_its_own_ramps(tmp_path: Path) -> None:
+    (plain,) = whole(2)
+    stages = replace(plain, splits=(replace(plain.splits[0], ramps=(1,)),)), plain
+    table = LatencyTable(batches=(1, 4), block_s_NB=np.tile([0.01, 0.04], (4, 1)), ramp_s_EB=np.zeros((3, 2)))
+    asked = replace(problem(), latency={"cpu": table})
+    scene = Scene(tmp_path, first=stages, shares=(0.5, 0.5), best=stages, problem=asked)
+    for _ in range(60):
+        scene.clock.advance(5.0)
+        scene.inputs(60, 40)
+        scene.fleet.exits.update({1: -30, 3: 30})  # only the first chain has the ramp
+        batches_run(scene, 20, 0.08 + 0.4 * 0.08, ranks=(0, 1))
+        batches_run(scene, 20, 0.16, ranks=(2, 3))
+        await scene.loop.tick()
+    assert scene.said("reaction") == []
+    assert scene.loop.view.problem.latency["cpu"].block_s_NB == pytest.approx(table.block_s_NB)
 
 
 async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp_path: Path) -> None:
