@@ -65,17 +65,9 @@ class State:
     @classmethod
     def first(cls, placed: PlacedPlan, thresholds: Mapping[int, float], now_s: float) -> State:
         """Returns the state of a controller without a history, whose ingresses follow this plan."""
-        return cls(
-            placed=placed,
-            reason="start",
-            at_s=now_s,
-            followed=placed,
-            followed_s=now_s,
-            planned_s=now_s,
-            changed_s=now_s,
-            rate_changed_s=now_s,
-            thresholds=thresholds,
-        )
+        names = "at_s", "followed_s", "planned_s", "changed_s", "rate_changed_s"
+        times: dict[str, Any] = dict.fromkeys(names, now_s)
+        return cls(placed=placed, reason="start", followed=placed, thresholds=thresholds, **times)
 
     def document(self) -> Any:
         """Returns the state as plain data, which `parse_state` reads back."""
