@@ -6,7 +6,6 @@ the largest one in the window. Thresholds fit the window on which they were foun
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -117,13 +116,14 @@ class ApparateTuner(Tuner):
 
     def __init__(self, settings: TunerSettings) -> None:
         super().__init__(settings)
-        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._losses: list[float] = []
+        """Losses of the last WINDOW answers under the thresholds in force."""
         self._since_tuned = 0
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """See `Tuner`."""
         super().follow(thresholds, since_s)
-        self._losses.clear()
+        self._losses = []
 
     def observe(self, seen: Observations) -> NewThresholds | None:
         """See `Tuner`."""
@@ -151,24 +151,18 @@ class ApparateTuner(Tuner):
         )
 
     def _triggered(self, observed: Observations) -> bool:
-        for loss in answered_losses_N(observed.take(observed.times_s_N >= self._since_s)).tolist():
-            self._losses.append(loss)
-            if is_triggered(self._losses, self.settings.guarantee.budget):
-                return True
-        return False
+        """Returns whether a window of WINDOW answers, the last of which is new, lost more than the budget allows."""
+        losses = self._losses + answered_losses_N(observed.take(observed.times_s_N >= self._since_s)).tolist()
+        self._losses = losses[-WINDOW:]
+        windows = (losses[end - WINDOW : end] for end in range(WINDOW, len(losses) + 1))
+        return any(sum(window) > self.settings.guarantee.budget * WINDOW for window in windows)
 
     def _tune(self, rows: Observations, why: Reason, occasion: str) -> NewThresholds:
         records, batching = rows.records(list(self._followed)), self.settings.batching
         window = WindowReplay(records, batching, self.settings.guarantee.budget)
         errors = greedy(window)
         thresholds, (loss, _) = window.thresholds(errors), window.evaluate(errors)
-        self._losses.clear()
-        self._since_tuned = 0
+        self._losses, self._since_tuned = [], 0
         saved = batching.saved(records.outcome(thresholds), records.ramps)
         words = f"{occasion}: tuned to the last {len(rows)} inputs, {saved:.1%} saved at a loss of {loss:.2%}"
         return NewThresholds(thresholds=thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))
-
-
-def is_triggered(losses: deque[float], budget: float) -> bool:
-    """Returns whether a full window of answers lost more than the budget allows."""
-    return len(losses) == losses.maxlen and sum(losses) > budget * len(losses)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from optimizer.live.tuning import TUNERS
-from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, is_triggered
+from optimizer.live.tuning.apparate import TUNED_ON, WINDOW
 from tests.optimizer.live.tuning.logs import NO_EXITS, changed, lying, mixed, question
 
 BOLD = {0: 0.8, 1: 0.8}
 
 
 def test_it_tunes_at_every_period_and_one_wrong_answer_of_sixteen_triggers() -> None:
-    right = deque([0.0] * WINDOW, maxlen=WINDOW)
-    assert not is_triggered(right, 0.01)
-    assert is_triggered(deque([*right, 1.0], maxlen=WINDOW), 0.01)
-    assert not is_triggered(deque([1.0] * 15, maxlen=WINDOW), 0.01)  # no window yet
     tuner = TUNERS["apparate"](question(budget=0.01))
     tuner.follow(NO_EXITS, 0.0)
     assert tuner.observe(mixed(TUNED_ON - 1, NO_EXITS)) is None
@@ -35,3 +29,5 @@ def test_wrong_answers_trigger_unless_they_belong_to_older_thresholds() -> None:
     tuner = TUNERS["apparate"](question(budget=0.01))
     tuner.follow(BOLD, 100.0)
     assert tuner.observe(lying(20, BOLD, first_s=0.0)) is None
+    assert tuner.observe(lying(WINDOW - 1, BOLD, first_s=100.0)) is None, "no window yet"
+    assert changed(tuner, lying(1, BOLD, first_s=120.0)).why == "alarm"
