@@ -163,7 +163,6 @@ def initial_replicas(settings: ServeSettings) -> dict[str, int]:
 
 def max_accelerators(settings: ServeSettings) -> dict[str, int]:
     """Returns the number of accelerators of each type that the application may use at most."""
+    supplies = {} if settings.control is None else settings.control.problem.devices
     replicas = initial_replicas(settings)
-    if settings.control is None:
-        return replicas
-    return {device: supply.count for device, supply in settings.control.problem.devices.items() if supply.count}
+    return {device: supplies[device].count if supplies else number for device, number in replicas.items()}
