@@ -58,7 +58,7 @@ def without_helpers() -> Iterator[None]:
 
     with ExitStack() as kept:
         for name in HELPER_STARTERS:
-            kept.enter_context(_replaced(Node, name, _do_nothing))
+            kept.enter_context(_replaced(Node, name, lambda *_, **__: None))
         yield
 
 
@@ -99,7 +99,7 @@ def keep_sigterm_handler() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     with (
         _sigterm_mask(signal.SIG_BLOCK),
-        _replaced(utils, "set_sigterm_handler", _do_nothing),
+        _replaced(utils, "set_sigterm_handler", lambda _: None),
         _replaced(services, "start_ray_process", start_unmasked),
         _replaced(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)),
     ):
@@ -306,7 +306,3 @@ def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-def _do_nothing(*_: object, **__: object) -> None:
-    pass
