@@ -641,12 +641,12 @@ async def propose(
     by the planner's other candidates. Raises PlanError if the search neither found a plan for any problem nor proved
     that none exists.
     """
-    refusals: list[tuple[PlanProblem, NoPlan]] = []
+    refused: tuple[PlanProblem, Decision] | None = None
     for problem in questions:
         try:
             found = await solve(problem, strategy)
         except PlanError:
-            if problem is questions[-1] and not refusals:
+            if problem is questions[-1] and refused is None:
                 raise
             continue
         if isinstance(found, Planned):
@@ -654,13 +654,11 @@ async def propose(
                 others = await _plans_for(_within(problem, start_cost.running), solve, strategy)
                 found = replace(found, candidates=(*found.candidates, *others))
             found = _allowed(problem, found, blamed) or NoPlan(strategy=strategy, binding="devices")
-        if isinstance(found, NoPlan):
-            refusals.append((problem, found))
-            continue
-        if reach is not None:
-            found = rescore(problem, found, reach).planned
-        return problem, found
-    return refusals[0]
+        if isinstance(found, Planned):
+            return problem, found if reach is None else rescore(problem, found, reach).planned
+        refused = refused or (problem, found)
+    assert refused is not None, "the last question raises if none has an answer"
+    return refused
 
 
 async def _plans_for(problem: PlanProblem, solve: Solve, strategy: Strategy) -> tuple[tuple[Stage, ...], ...]:

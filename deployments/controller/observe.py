@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.inventory import accelerators_on_node
 from deployments.controller.remember import KEEP_S, State
@@ -30,6 +29,7 @@ from optimizer.problems.problem import PlanProblem, Reach, device_names
 from optimizer.problems.tokens import most_tokens
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
+from profiles.scores import FloatArray
 from profiles.stream import ExitStream, Observations, StreamShape
 from profiles.windows import Window, WindowEstimate, survival_history, windows
 
@@ -305,7 +305,7 @@ def effective_probes(estimate: WindowEstimate | None) -> int:
     return round(min(share.effective_inputs for share in estimate.survival))
 
 
-def window_rates(counts: Sequence[Interval], since_s: float, now_s: float, period_s: float) -> npt.NDArray[np.float64]:
+def window_rates(counts: Sequence[Interval], since_s: float, now_s: float, period_s: float) -> FloatArray:
     """Returns the arrivals per second of every complete window since a time, oldest first.
 
     An interval that spans two windows is divided by time. A window of which less than half was counted is NaN.
