@@ -481,17 +481,20 @@ def _survival_deviation(
         # The exits of inputs that are still in the service, or were dropped, are unknown.
         unknown = abs(recent.arrived - recent.answered - sum(recent.drops.values()))
         unknown += sum(count for reason, count in recent.drops.items() if reason not in REFUSED)
-        expected, reach = _expected_exits(plan, forecast, recent)
+        expected, reached_N = _expected_exits(plan, forecast, recent)
         words = survival_deviation(
-            expected, plan.ramps, recent.exits, reach, unknown=unknown, num_tests=num_tests, num_probes=num_probes
+            expected, plan.ramps, recent.exits, reached_N, unknown=unknown, num_tests=num_tests, num_probes=num_probes
         )
         if words is not None:
             return recent.since_s, words
     return None
 
 
-def _expected_exits(plan: Plan, forecast: Forecast, recent: Interval) -> tuple[SurvivalForecast, Reach | None]:
-    """Returns the forecast survival and reach of the inputs of all chains, each of which has its own active ramps."""
+def _expected_exits(plan: Plan, forecast: Forecast, recent: Interval) -> tuple[SurvivalForecast, list[float] | None]:
+    """Returns the forecast survival, and the share of inputs that reach each block according to recent probes.
+
+    They are means over all chains, each of which has its own active ramps.
+    """
     chains = [(chain.ramps, forecast.survival_of.get(chain.used, forecast.survival)) for chain in plan.chains]
     assigned = [recent.assigned.get(number, 0) for number in range(len(chains))]
     weights = np.array(assigned if any(assigned) else plan.shares, dtype=np.float64)
@@ -500,11 +503,9 @@ def _expected_exits(plan: Plan, forecast: Forecast, recent: Interval) -> tuple[S
         name: weights @ [nested_shares(getattr(survival, name), ramps) for ramps, survival in chains]
         for name in ("survival_K", "survival_low_K", "survival_high_K")
     }
-    expected, reach = replace(chains[0][1], **mixed), forecast.reach
-    if reach is None:
-        return expected, None
-    reached_N = (weights @ [reach(ramps) for ramps, _ in chains]).tolist()
-    return expected, lambda _: reached_N
+    reach = forecast.reach
+    reached_N = None if reach is None else (weights @ [reach(ramps) for ramps, _ in chains]).tolist()
+    return replace(chains[0][1], **mixed), reached_N
 
 
 def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:

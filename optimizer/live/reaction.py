@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from optimizer.problems.problem import Reach
-
 if TYPE_CHECKING:  # avoids the import of scipy
     from profiles.forecast import RateForecast, SurvivalForecast
 
@@ -27,7 +25,7 @@ def survival_deviation(
     forecast: SurvivalForecast,
     ramps: Sequence[int],
     exits: Mapping[int, int],
-    reach: Reach | None = None,
+    reached_N: Sequence[float] | None = None,
     *,
     num_probes: float = math.inf,
     unknown: int = 0,
@@ -37,22 +35,23 @@ def survival_deviation(
     """Returns a message on the ramp where exits differ most from the forecast; None if there is no drastic difference.
 
     `ramps` are the active ramps of the current plan, and `exits` counts its answers by the block after which they left.
-    With `reach`, from joint exit records of `num_probes` inputs, the next window's interval shifts to those shares, and
-    widens by their sampling noise. `unknown` counts inputs that entered the model but did not leave it yet, or were
-    dropped inside. They may have left early or not, so they widen the interval. Rejected inputs do not count. Inputs
-    are assumed independent. The active ramps and `num_tests` tests share the forecast's error probability (Bonferroni).
+    `reached_N` holds the shares of inputs that reach each block, from joint exit records of `num_probes` inputs. With
+    them, the next window's interval shifts to those shares, and widens by their sampling noise. `unknown` counts inputs
+    that entered the model but did not leave it yet, or were dropped inside. They may have left early or not, so they
+    widen the interval. Rejected inputs do not count. Inputs are assumed independent. The active ramps and `num_tests`
+    tests share the forecast's error probability (Bonferroni).
     """
     num_inputs = sum(exits.values())
     if num_inputs < LEAST_INPUTS or not ramps:
         return None
     width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * len(ramps) * num_tests))
     own_width, largest, message = NormalDist().inv_cdf((1 + forecast.coverage) / 2), 0.0, None
-    survival_K = [*zip(forecast.survival_K, forecast.survival_low_K, forecast.survival_high_K, strict=True)]
+    bounds = forecast.survival_K, forecast.survival_low_K, forecast.survival_high_K
     for ramp in sorted(ramps):
-        share, share_low, share_high = map(float, survival_K[ramp + 1])
+        share, share_low, share_high = (float(each_K[ramp + 1]) for each_K in bounds)
         below, above = share - share_low, share_high - share
-        if reach is not None:
-            share = reach(ramps)[ramp + 1]
+        if reached_N is not None:
+            share = reached_N[ramp + 1]
             below = math.hypot(below, share - wilson_bound(share, num_probes, -own_width))
             above = math.hypot(above, wilson_bound(share, num_probes, own_width) - share)
         low, high = 1 - min(1.0, share + above), 1 - max(0.0, share - below)

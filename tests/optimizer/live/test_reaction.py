@@ -42,7 +42,7 @@ def test_joint_records_shift_the_interval_and_only_active_ramps_count() -> None:
     few = {0: 0, 1: 100, 2: 0, 3: 900}
     words = survival_deviation(FORECAST, (1,), few)
     assert words == "10.0% of 1000 inputs left by ramp 1, 30.0% to 50.0% were expected"
-    joint = partial(survival_deviation, FORECAST, (1,), reach=lambda active: (1.0, 1.0, 0.95, 0.95))
+    joint = partial(survival_deviation, FORECAST, (1,), reached_N=(1.0, 1.0, 0.95, 0.95))
     assert joint({1: 300, 3: 700}) == "30.0% of 1000 inputs left by ramp 1, 0.0% to 15.0% were expected"
     assert joint(few) is None
     # Wilson's bound of 0.95 at 30 probes is 0.81: 0.05 + sqrt(0.1^2 + 0.14^2).
