@@ -270,12 +270,13 @@ def thresholds_found(view: View) -> Outcome | None:
 
 def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     """Whether no input leaves under these thresholds although more inputs arrive than the plan can then serve."""
+    plan = view.state.placed.plan
     recent = total(view.stream.counts(view.state.planned_s)[-RATE_LOOKS:])
     if not view.tuning.is_safe(thresholds) or recent is None:
         return False
     reach = view.stream.reach(replace(view.state, thresholds=thresholds), view.now_s)
     try:
-        capacity_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
+        capacity_rps = evaluate(view.problem, plan.stages, reach, shares=plan.shares).rate_per_s
     except PlanError:  # a plan with batch sizes that were not measured is allowed
         return False
     return recent.arrived / recent.seconds > capacity_rps
@@ -712,7 +713,8 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     current: tuple[Stage, ...] | None = state.placed.plan.planned_stages
     if state.suspended is not None or current in state.blamed or not view.has_room(state.placed):
         current = None  # it does not serve, or was given up
-    verdict = weigh(problem, current, stages, start_cost=start_cost, least_gain=least_gain, reach=reach)
+    shares = state.placed.plan.shares
+    verdict = weigh(problem, current, stages, start_cost=start_cost, least_gain=least_gain, reach=reach, shares=shares)
     new = NewPlan(placed=placed, reason=reason, words=verdict.words + compared)
     if verdict.change:
         return Outcome(plan=replace(new, trial=None if current is None else _trial(view, figures, placed)))

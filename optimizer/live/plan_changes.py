@@ -98,17 +98,19 @@ def weigh(
     start_cost: StartCost,
     least_gain: float,
     reach: Reach | None = None,
+    shares: Sequence[float] = (1.0,),
 ) -> Verdict:
     """Decides for a change if the gain exceeds its cost plus `least_gain`, or if the current plan breaks a promise.
 
-    `current` is None if there is no plan. `problem` is the forecast for which the new plan was made. If the rate is
-    maximized, the gain is in the plan's highest rate, even if demand is lower: the reserve absorbs bursts.
+    `current` is None if there is no plan, and `shares` are those of its chains; the new plan has the default shares.
+    `problem` is the forecast for which the new plan was made. If the rate is maximized, the gain is in the plan's
+    highest rate, even if demand is lower: the reserve absorbs bursts.
     """
     if current is None:
         return Verdict(change=True, words="takes the plan: there is none yet")
-    if tuple(current) == tuple(new):
+    if tuple(current) == tuple(new) and len(shares) == 1:
         return Verdict(change=False, words="keeps the plan: it is still the best")
-    gain, gain_words, broken = _compared(problem, current, new, reach)
+    gain, gain_words, broken = _compared(problem, current, new, reach, shares)
     if broken:
         return Verdict(change=True, words=f"changes the plan: the current one breaks a promise: {'; '.join(broken)}")
     change = gain > start_cost.share(new) + least_gain
@@ -120,7 +122,11 @@ def weigh(
 
 
 def _compared(
-    problem: PlanProblem, current: Sequence[Stage], new: Sequence[Stage], reach: Reach | None
+    problem: PlanProblem,
+    current: Sequence[Stage],
+    new: Sequence[Stage],
+    reach: Reach | None,
+    shares: Sequence[float] = (),
 ) -> tuple[float, str, tuple[str, ...]]:
     """Returns the gain by the same forecast, its text, and the current plan's broken promises if the new breaks none.
 
@@ -129,7 +135,7 @@ def _compared(
     """
     new_figures = evaluate(problem, new, reach)
     try:
-        current_figures = evaluate(problem, current, reach)
+        current_figures = evaluate(problem, current, reach, shares=shares)
     except PlanError as error:
         return 0.0, "", (f"it does not fit the cluster: {error}",)
     # The slack covers errors of the forecast: only a new plan must leave it unused (E3, section 3.1).

@@ -81,6 +81,17 @@ def test_the_plan_changes_if_only_the_current_one_breaks_a_promise() -> None:
     assert "give 10.0% less" in verdict.words, "both break the promise"
 
 
+def test_the_current_plan_is_compared_with_the_shares_of_its_chains() -> None:
+    both, start_cost = (*stages(4), *stages(4, batch=1)), StartCost(running={"T4": 8}, start_s=12.0, period_s=120.0)
+    # The chains do 80/s and 40/s. With equal shares, the second one limits the plan to 80/s.
+    found = [
+        weigh(PROBLEM, both, both, start_cost=start_cost, least_gain=0.02, shares=shares)
+        for shares in ((0.5, 0.5), (0.665, 0.335))
+    ]
+    assert [each.change for each in found] == [True, False]
+    assert found[0].words.startswith("changes the plan: the new one would give 50.0% more, starting 0 of 8 replicas")
+
+
 @pytest.mark.parametrize(("slo_s", "change"), [(0.25, False), (0.21, True)])
 def test_the_current_plan_may_use_the_slack(slo_s: float, change: bool) -> None:
     tight = replace(PROBLEM, slo=Slo(latency_s=slo_s, slack=0.2))  # a new plan must keep 0.2 s, this one takes 0.22
