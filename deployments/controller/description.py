@@ -23,7 +23,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings) -> di
     state, now_s, forecast = view.state, view.now_s, view.forecast
     period_s, bytes_N = view.settings.period_s, view.settings.problem.bytes_per_sample_N
     plan = state.placed.plan
-    bytes_per_hop = [bytes_N[stage.splits[-1].end - 1] for stage in plan.stages[:-1]]
+    bytes_per_hop = [bytes_N[stage.end - 1] for chain in plan.chains for stage in chain.stages[:-1]]
     return {
         "epoch": state.placed.epoch,
         **placed_document(state.placed),
@@ -84,10 +84,9 @@ def _observed(view: View) -> dict[str, Any]:
     state, now_s, budget = view.state, view.now_s, view.settings.accuracy_budget
     since_s = max(state.followed_s, now_s - view.settings.period_s)
     seen = total(view.stream.counts(since_s))
-    active = view.stream.observed(state, since_s, now_s, state.placed.plan.ramps)
     full = view.stream.observed(state, since_s, now_s)
     window = view.stream.window(since_s, now_s)
-    agreement = None if active is None or active.agreement is None else active.agreement.value
+    agreement = _agreement(view, since_s)
     return {
         "seconds": 0.0 if seen is None else seen.seconds,
         "rate_per_s": None if seen is None else seen.arrived / seen.seconds,
@@ -103,6 +102,16 @@ def _observed(view: View) -> dict[str, Any]:
         "accuracy_budget": budget,
         "within_budget": None if agreement is None or budget is None else agreement >= 1 - budget,
     }
+
+
+def _agreement(view: View, since_s: float) -> float | None:
+    """Returns the mean agreement of all chains, each of which has its own active ramps; None if one is not known."""
+    plan = view.state.placed.plan
+    seen = [view.stream.observed(view.state, since_s, view.now_s, chain.ramps) for chain in plan.chains]
+    known = [each.agreement.value for each in seen if each is not None and each.agreement is not None]
+    if len(known) < len(seen):
+        return None
+    return sum(share * value for share, value in zip(plan.shares, known, strict=True)) / sum(plan.shares)
 
 
 def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:

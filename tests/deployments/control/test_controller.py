@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments.controller import remember
@@ -26,7 +27,7 @@ from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document
 from optimizer.problems.problem import Supply
 from optimizer.problems.problem_file import problem_document
-from tests.deployments.control.control_fakes import EASY, POLICY, begun, halves, probes, problem, whole
+from tests.deployments.control.control_fakes import EASY, POLICY, Scene, begun, halves, probes, problem, whole
 from tests.model_cards import chain_of
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
@@ -74,6 +75,18 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
     described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated))
     assert described["accelerators"]["cpu"]["emulated"] is True
     assert described["accelerators"]["cpu"]["time_scale"] == 20.0
+
+
+async def test_each_chain_has_its_own_hops_and_its_own_exits(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=(*halves(1, 1), *whole(2)), shares=(0.5, 0.5))
+    await scene.ticks(1)
+    scene.clock.advance(5.0)
+    scene.inputs(60, 40)
+    scene.fleet.pending = [replace(each, losses_NR=np.ones_like(each.losses_NR)) for each in scene.fleet.pending]
+    await scene.loop.tick()
+    described = describe(scene.loop, scene.history, settings(tmp_path))
+    assert described["hops"]["bytes_per_input"] == [1.0]
+    assert described["observed"]["agreement"] == pytest.approx((0.4 + 1.0) / 2), "60 % lose only in the first chain"
 
 
 PATIENT = {"policy": {"name": "patience", "patience": 2}}
