@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ LEAST_BATCHES = 10
 """With fewer batches, a single pause of the machine would make a straggler."""
 LEAST_PEERS = 3
 """Least number of replicas of a slot for a comparison within the slot."""
-MOST_SHARE = 1 / 3
-"""Largest share of an accelerator type that may rest. If more replicas are slow, the cause is elsewhere."""
-ROUNDING = 1e-9
+LEAST_PER_STRAGGLER = 3
+"""Least number of replicas of an accelerator type per straggler. If more of them are slow, the cause is elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +36,8 @@ def find_stragglers(
     Replicas are compared by seconds taken over seconds expected, because they run different batches. A straggler
     exceeds `ratio` times the median of its peers. Peers are the other replicas of its slot, if there are two or more.
     Otherwise peers are all others of its accelerator type, and a straggler must also exceed `ratio` times the other
-    replica of its slot, if there is one: if both are slow, the profile of their splits is wrong. At most `MOST_SHARE`
-    of a type rests at once.
+    replica of its slot, if there is one: if both are slow, the profile of their splits is wrong. At most one of
+    `LEAST_PER_STRAGGLER` replicas of a type rests at once.
     """
     ratios = {
         each: each.seconds / each.expected_s
@@ -52,7 +50,7 @@ def find_stragglers(
     stragglers = {}
     for straggler in sorted(behind, key=lambda each: behind[each][0], reverse=True):
         device = straggler.device
-        if num_resting[device] + 1 <= math.floor(num_of_type[device] * MOST_SHARE + ROUNDING):
+        if (num_resting[device] + 1) * LEAST_PER_STRAGGLER <= num_of_type[device]:
             num_resting[device] += 1
             stragglers[straggler] = behind[straggler][1]
     return stragglers
