@@ -72,7 +72,8 @@ class Alarm:
     def __init__(self, budget: float, false_alarms: float) -> None:
         """`false_alarms` is the probability of ever raising the alarm while the mean loss is within the budget."""
         self.budget = budget
-        self.false_alarms = false_alarms
+        self.limit = 1 / false_alarms
+        """The evidence at which the alarm is raised."""
         self._reserve = 1.0
         self._bets = [(bet_size(budget, multiple), part) for multiple, part in BETS.items()]
         self._wealth = [0.0] * len(BETS)
@@ -85,11 +86,6 @@ class Alarm:
     def evidence(self) -> float:
         """The value of the e-process: reserve and wealth, 1 at the start. The alarm is raised at `limit`."""
         return self._reserve + sum(self._wealth)
-
-    @property
-    def limit(self) -> float:
-        """The evidence at which the alarm is raised."""
-        return 1 / self.false_alarms
 
     def worst_recent(self) -> tuple[int, float]:
         """Returns the number of last inputs whose total loss exceeds the budget most, and their mean loss."""
