@@ -409,8 +409,8 @@ class _Run:
         control, rng = self._control, random.Random(f"{self._seed} {index}")
         return Probing(control.records, self._scenario.rows_N, control.probe_share, rng)
 
-    async def _off_loop(self, forecast: Any, now_s: float) -> Any:
-        found = forecast(now_s)
+    async def _off_loop(self, forecast: Any, *arguments: Any) -> Any:
+        found = forecast(*arguments)
         await asyncio.sleep(self._control.plan_s)
         return found
 

@@ -101,13 +101,13 @@ class ControlLoop:
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]],
         solve: Callable[[PlanProblem, Strategy, float], Awaitable[Decision]],
-        off_loop: Callable[[Callable[[float], Forecast], float], Awaitable[Forecast]] = asyncio.to_thread,
+        off_loop: Callable[..., Awaitable[Forecast]] = asyncio.to_thread,
         make_tuner: MakeTuner | None = None,
     ) -> None:
         """`first`: the first plan. `clock`: a wall clock, because the history outlives the process.
 
         `solve` and `off_loop` run long work outside the event loop. The third argument of `solve` is its time limit in
-        seconds. `make_tuner`: None for the tuner of the settings.
+        seconds. `off_loop` gets a function and its arguments. `make_tuner`: None for the tuner of the settings.
         """
         self._fleet = fleet
         self._history = history
@@ -308,12 +308,8 @@ class ControlLoop:
         """Updates the forecast if thresholds have changed. Otherwise all new exits would deviate from it."""
         forecast = self._view.forecast
         if forecast is not None and forecast.thresholds != self.state.thresholds:
-            forecast = await self._forecast()
+            forecast = await self._off_loop(self.stream.forecast, self.state, self._view.looked_s)
             self._update_view(forecast=forecast, problem=forecast.expected(self._view.problem))
-
-    async def _forecast(self) -> Forecast:
-        state = self.state
-        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self._view.looked_s)
 
     # What follows from a check
 
@@ -339,7 +335,7 @@ class ControlLoop:
         """Plans, and changes to the new plan if it is worth it."""
         corrected = replace(self._view.problem, latency=decide.corrected_latency(self._view))
         with self._timed("forecast"):
-            forecast = await self._forecast()
+            forecast = await self._off_loop(self.stream.forecast, self.state, self._view.looked_s)
         # Also if planning fails, so that the next attempt is in the next period, not at the next look.
         self.update_state(**decide.ended_rests(self.view), planned_s=self._view.looked_s)
         self._update_view(forecast=forecast, planned_counts=self._view.counts, problem=corrected)

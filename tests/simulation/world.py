@@ -694,8 +694,8 @@ class _Complaints(logging.Handler):
             self._world.watch.wrong.append(f"{record.getMessage()}: {error!r}")
 
 
-async def _at_once(call: Callable[[float], Any], now_s: float) -> Any:
-    return call(now_s)
+async def _at_once(call: Callable[..., Any], *arguments: Any) -> Any:
+    return call(*arguments)
 
 
 def check(seed: int) -> World:

@@ -292,8 +292,8 @@ def no_plan() -> NoPlan:
     return NoPlan(strategy="best", binding="devices")
 
 
-async def _at_once(call: Callable[[float], Forecast], now_s: float) -> Forecast:
-    return call(now_s)
+async def _at_once(call: Callable[..., Forecast], *arguments: Any) -> Forecast:
+    return call(*arguments)
 
 
 def as_many_as_there_are(asked: PlanProblem) -> Planned:
