@@ -159,7 +159,7 @@ def _score_of(path: Path, columns: set[str]) -> Score:
 
 def _row(path: Path, line: int, cells: Mapping[str, str]) -> _Row:
     block = cells[EXIT]
-    if not (block.isascii() and block.isdigit() and int(block) < MOST_EXITS):
+    if not (block.isascii() and block.isdigit() and len(block) < 20 and int(block) < MOST_EXITS):
         raise DataError(f"{path}:{line}: exit: the number of the block before the exit is needed, not {block!r}")
     if not cells[INPUT]:
         raise DataError(f"{path}:{line}: {INPUT} is empty")
@@ -194,7 +194,7 @@ def _grid(path: Path, rows: Sequence[_Row]) -> _Grid:
 def _tokens(grid: _Grid) -> npt.NDArray[np.int64]:
     tokens = grid.of_inputs(TOKENS)
     for rows, cell in zip(grid.rows_NE, tokens, strict=True):
-        if not (cell.isascii() and cell.isdigit() and 1 <= int(cell) <= MOST_TOKENS):
+        if not (cell.isascii() and cell.isdigit() and len(cell) < 20 and 1 <= int(cell) <= MOST_TOKENS):
             raise DataError(
                 f"{grid.path}:{rows[0].line}: {TOKENS}: a whole number from 1 to {MOST_TOKENS} is needed, not {cell!r}"
             )

@@ -285,7 +285,7 @@ def present_ports(defaults: Mapping[str, int]) -> dict[str, int]:
     """Returns ports by their variable, with those that the environment sets; raises InputError for a wrong one."""
     ports = {name: os.environ.get(name, str(default)) for name, default in defaults.items()}
     for name, port in ports.items():
-        if not (port.isdecimal() and 1 <= int(port) <= MOST_PORT):
+        if not (port.isdecimal() and len(port) < 20 and 1 <= int(port) <= MOST_PORT):
             raise InputError(f"the environment variable {name} must be a port from 1 to {MOST_PORT}, not {port!r}")
     return {name: int(port) for name, port in ports.items()}
 

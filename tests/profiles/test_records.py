@@ -225,6 +225,8 @@ def test_a_table_of_labels_becomes_records_whatever_its_order_and_other_columns(
     assert records.sample_ids == ("b", "a")
     assert records.losses_NR.tolist() == [[0, 0], [1, 0]]
     rows = [f"{row},{12 if row[0] == 'a' else 300}" for row in ROWS]
+    with pytest.raises(DataError, match="exit: the number of the block"):
+        read_records(file(tmp_path, f"a,{'1' * 5000},0.3,3,3"))  # Python converts no more than 4,300 digits
     tokens_N = read_records(file(tmp_path, *rows, header=HEADER + ",Tokens")).tokens_N
     assert tokens_N is not None
     assert tokens_N.tolist() == [12, 300]
