@@ -236,7 +236,8 @@ class PacedRunner(Runner[P]):
 
     def _run_alone(self, batch: Batch[P]) -> Iterator[Step[P]]:
         evaluated, size_of = self._evaluated(batch), _sizes_in(batch, self.pace)
-        at_block, inside, due_s = batch.split.first, size_of(_ids_of(batch)), self._start_s(batch)
+        inside = self.pace.size_of(len(batch.members), batch.tokens)
+        at_block, due_s = batch.split.first, self._start_s(batch)
         for step in self.inner.run(batch):
             end = _end_of(step)
             due_s += self.pace.seconds_of_any(at_block, end, inside, evaluated)
@@ -250,7 +251,8 @@ class PacedRunner(Runner[P]):
 
     def _run_shared(self, batch: Batch[P]) -> Iterator[Step[P]]:
         evaluated, size_of, lane = self._evaluated(batch), _sizes_in(batch, self.pace), batch.lane
-        at_block, inside, due_s = batch.split.first, size_of(_ids_of(batch)), self._start_s(batch)
+        inside = self.pace.size_of(len(batch.members), batch.tokens)
+        at_block, due_s = batch.split.first, self._start_s(batch)
         try:
             for step in self.inner.run(batch):
                 end, stay = _end_of(step), () if step.survivors is None else step.survivors.sample_ids
@@ -306,10 +308,6 @@ def _sizes_in(batch: Batch[Any], pace: Pace) -> Callable[[Sequence[str]], float]
         return len
     tokens_of = {member.sample_id: member.tokens for member in batch.members}
     return lambda sample_ids: pace.size_of(len(sample_ids), sum([tokens_of[each] for each in sample_ids]))
-
-
-def _ids_of(batch: Batch[Any]) -> list[str]:
-    return [member.sample_id for member in batch.members]
 
 
 IntArray = npt.NDArray[np.int64]

@@ -150,10 +150,8 @@ def kubernetes_name(name: str) -> str:
 
 def _served_ports(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the ports under the names that KubeRay expects. Versions before March 2026 use the first one only."""
-    ports = [{"containerPort": config["http_options"]["port"], "name": "serve"}]
-    if "grpc_options" in config:
-        ports.append({"containerPort": config["grpc_options"]["port"], "name": "serve-grpc"})
-    return ports
+    listening = {"serve": config["http_options"], "serve-grpc": config.get("grpc_options")}
+    return [{"containerPort": options["port"], "name": name} for name, options in listening.items() if options]
 
 
 def _head_group(kubernetes: Kubernetes, served_ports: list[dict[str, Any]]) -> dict[str, Any]:
