@@ -170,20 +170,21 @@ MIB = 1 << 20
 
 
 def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:
-    limit, used = tmp_path / "max", tmp_path / "current"
-    limit.write_text(f"{64 * MIB}\n")
-    used.write_text(f"{40 * MIB}\n")
-    assert machine_memory(limit, used) == (64 * MIB, 24 * MIB)
-    used.write_text(f"{65 * MIB}\n")
-    assert machine_memory(limit, used) == (64 * MIB, 0)
+    for name, number in (("max", 64 * MIB), ("current", 40 * MIB)):
+        (tmp_path / f"memory.{name}").write_text(f"{number}\n")
+    assert machine_memory(tmp_path) == (64 * MIB, 24 * MIB)
+    (tmp_path / "memory.stat").write_text(f"anon 1\nfile {30 * MIB}\ninactive_file {20 * MIB}\nactive_file 1\n")
+    assert machine_memory(tmp_path) == (64 * MIB, 44 * MIB), "files that nothing uses can be dropped from the cache"
+    (tmp_path / "memory.current").write_text(f"{95 * MIB}\n")
+    assert machine_memory(tmp_path) == (64 * MIB, 0)
 
 
 @pytest.mark.parametrize("limit", ["max", str(1 << 60), None], ids=["none", "more than there is", "no container"])
 def test_without_a_limit_memory_is_the_machines(tmp_path: Path, limit: str | None) -> None:
     if limit is not None:
-        (tmp_path / "max").write_text(limit)
-        (tmp_path / "current").write_text("1")
-    total, free = machine_memory(tmp_path / "max", tmp_path / "current")
+        (tmp_path / "memory.max").write_text(limit)
+        (tmp_path / "memory.current").write_text("1")
+    total, free = machine_memory(tmp_path)
     assert total == psutil.virtual_memory().total
     assert 0 < free <= total
 
