@@ -73,7 +73,6 @@ HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRIC
 """The ports of HAProxy's own pages, by the variable that changes them."""
 HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
 """The port of the proxy behind HAProxy that answers while there is no ingress."""
-MOST_PORT = 65535
 
 
 @contextmanager
@@ -97,13 +96,11 @@ def watch_processes(processes: Mapping[str, Popen[Any]], on_loss: Callable[[Head
     over = threading.Event()
 
     def watch() -> None:
-        ended: list[str] = []
-        while not ended and not over.wait(WATCH_S):
-            for name, each in processes.items():
-                if (status := each.poll()) is not None:
-                    ended.append(f"{name} {each.pid} {_describe_end(status)}")
-        if ended:
-            on_loss(HeadLostError(f"Ray's head is gone ({', '.join(ended)}); the rest of the service is stopped"))
+        while not over.wait(WATCH_S):
+            statuses = {f"{name} {each.pid}": each.poll() for name, each in processes.items()}
+            if ended := [f"{who} {_describe_end(how)}" for who, how in statuses.items() if how is not None]:
+                on_loss(HeadLostError(f"Ray's head is gone ({', '.join(ended)}); the rest of the service is stopped"))
+                return
 
     watching = threading.Thread(target=watch, name="head watch", daemon=True)
     watching.start()
@@ -285,8 +282,8 @@ def present_ports(defaults: Mapping[str, int]) -> dict[str, int]:
     """Returns ports by their variable, with those that the environment sets; raises InputError for a wrong one."""
     ports = {name: os.environ.get(name, str(default)) for name, default in defaults.items()}
     for name, port in ports.items():
-        if not (port.isdecimal() and len(port) < 20 and 1 <= int(port) <= MOST_PORT):
-            raise InputError(f"the environment variable {name} must be a port from 1 to {MOST_PORT}, not {port!r}")
+        if not (port.isdecimal() and len(port) < 20 and 1 <= int(port) <= 65535):
+            raise InputError(f"the environment variable {name} must be a port from 1 to 65535, not {port!r}")
     return {name: int(port) for name, port in ports.items()}
 
 
@@ -298,8 +295,7 @@ def _resources_needed(settings: ServeSettings) -> dict[str, float]:
     needed: Counter[str] = Counter()
     for device, count in max_accelerators(settings).items():
         options = find_device(device).actor_options
-        each = {"CPU": options.get("num_cpus", 1), **options.get("resources", {})}
-        for name, amount in each.items():
+        for name, amount in {"CPU": options.get("num_cpus", 1), **options.get("resources", {})}.items():
             needed[name] += count * amount
     needed["CPU"] += settings.ingress_replicas + (settings.control is not None)
     services = VERSIONS_THAT_FIT if settings.repository.control == "explicit" else 1
@@ -363,16 +359,16 @@ def find_haproxy() -> str:
 
 def choose_front(cluster: LocalCluster, settings: ServeSettings) -> HttpFront:
     """Returns the front, with `auto` resolved; raises InputError if `direct` is requested but not possible."""
-    reasons = {
+    facts = {
         f"there are {settings.ingress_replicas} ingresses": settings.ingress_replicas > 1,
         "it serves gRPC": cluster.grpc_port is not None,
         "further versions may be loaded": settings.repository.control == "explicit",
     }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    reasons = [reason for reason, holds in facts.items() if holds]
     if cluster.front == "auto":
-        return "direct" if reason is None else "haproxy"
-    if cluster.front == "direct" and reason is not None:
-        raise InputError(f"front direct is not possible here, because {reason}; choose front haproxy or proxy")
+        return "haproxy" if reasons else "direct"
+    if cluster.front == "direct" and reasons:
+        raise InputError(f"front direct is not possible here, because {reasons[0]}; choose front haproxy or proxy")
     return cluster.front
 
 

@@ -90,12 +90,7 @@ def keep_sigterm_handler() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    start_process = services.start_ray_process
-
-    def start_unmasked(*args: Any, **kwargs: Any) -> Any:
-        with _sigterm_mask(signal.SIG_UNBLOCK):
-            return start_process(*args, **kwargs)
-
+    start_unmasked = _sigterm_mask(signal.SIG_UNBLOCK)(services.start_ray_process)
     handler = signal.getsignal(signal.SIGTERM)
     with (
         _sigterm_mask(signal.SIG_BLOCK),
