@@ -103,15 +103,13 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
         if isinstance(release, Survivors):
             survivors.extend(_survivor_chunks(release, hop_dtype))
             continue
-        opened = _call_of(release.member)
-        part = parts[opened]
-        match release:
-            case Answered():
-                part["early" if release.stays else "answers"].append((release.answer, _timing(release.member)))
-            case Observed():
-                part["seen"].append(release.seen)
-            case _:
-                part["lost"].append((release.member.sample_id, release.error))
+        part = parts[_call_of(release.member)]
+        if isinstance(release, Answered):
+            part["early" if release.stays else "answers"].append((release.answer, _timing(release.member)))
+        elif isinstance(release, Observed):
+            part["seen"].append(release.seen)
+        else:
+            part["lost"].append((release.member.sample_id, release.error))
     chunks = [
         (opened, Chunk(**{name: cast(Any, tuple(values)) for name, values in part.items()}))
         for opened, part in parts.items()
