@@ -149,14 +149,10 @@ class RayFleet(DeploymentHandles, Fleet):
         return [report for of_type in reports if None not in of_type for report in of_type]
 
     async def capacity(self) -> dict[str, int]:
-        nodes = await asyncio.to_thread(ray.nodes)
+        alive = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
         required = {device: self._node_labels.get(device, {}).items() for device in self._devices}
         return {
-            device: sum(
-                room(node["Resources"], device)
-                for node in nodes
-                if node["Alive"] and labels <= node.get("Labels", {}).items()
-            )
+            device: sum(room(each["Resources"], device) for each in alive if labels <= each.get("Labels", {}).items())
             for device, labels in required.items()
         }
 

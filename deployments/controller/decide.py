@@ -497,8 +497,8 @@ def _expected_exits(plan: Plan, forecast: Forecast, recent: Interval) -> tuple[S
     They are means over all chains, each of which has its own active ramps.
     """
     chains = [(chain.ramps, forecast.survival_of.get(chain.used, forecast.survival)) for chain in plan.chains]
-    assigned = [recent.assigned.get(number, 0) for number in range(len(chains))]
-    weights = np.array(assigned if any(assigned) else plan.shares, dtype=np.float64)
+    # The planned shares count as one input: they matter only if none was assigned.
+    weights = np.array([share + recent.assigned.get(number, 0) for number, share in enumerate(plan.shares)])
     weights /= weights.sum()
     mixed: dict[str, Any] = {
         name: weights @ [nested_shares(getattr(survival, name), ramps) for ramps, survival in chains]
@@ -676,8 +676,7 @@ def _allowed(problem: PlanProblem, planned: Planned, blamed: Collection[tuple[St
     if not blamed:
         return planned
     plans = [each for each in dict.fromkeys((planned.stages, *planned.candidates)) if each not in blamed]
-    evaluated = [if_feasible(problem, each) for each in plans]
-    feasible = tuple(each for each in evaluated if each is not None)
+    feasible = tuple(found for each in plans if (found := if_feasible(problem, each)) is not None)
     return Found(plans=feasible, bound=planned.bound).planned(problem, planned.strategy) if feasible else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from statistics import fmean
 from typing import Any
 
 from deployments.controller.act import ControlLoop
@@ -109,9 +110,7 @@ def _agreement(view: View, since_s: float) -> float | None:
     plan = view.state.placed.plan
     seen = [view.stream.observed(view.state, since_s, view.now_s, chain.ramps) for chain in plan.chains]
     known = [each.agreement.value for each in seen if each is not None and each.agreement is not None]
-    if len(known) < len(seen):
-        return None
-    return sum(share * value for share, value in zip(plan.shares, known, strict=True)) / sum(plan.shares)
+    return fmean(known, plan.shares) if len(known) == len(seen) else None
 
 
 def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
@@ -122,9 +121,8 @@ def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
     described: dict[str, Any] = {}
     for device, count in view.counts.items():
         emulated = settings.emulated.get(device)
+        own = {} if emulated is None else emulated.model_dump(include={"time_scale", "decisions"})
         profile_s, planned_s = (each.latency[device].block_s_NB.sum() for each in (view.settings.problem, view.problem))
         described[device] = {"alive": count, "used": view.running.get(device, 0), "emulated": emulated is not None}
-        described[device]["latency_ratio"] = float(planned_s / profile_s)
-        if emulated is not None:
-            described[device] |= {"time_scale": emulated.time_scale, "decisions": emulated.decisions}
+        described[device] |= {"latency_ratio": float(planned_s / profile_s), **own}
     return described

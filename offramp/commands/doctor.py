@@ -283,8 +283,7 @@ def _needed_ports(service_ports: Sequence[int]) -> list[tuple[int, str]]:
     """Returns the ports of the service, of HAProxy and of Ray's dashboard, with their purposes."""
     from deployments.local_ray.cluster import HAPROXY_PORTS, present_ports
 
-    ports = present_ports(HAPROXY_PORTS)
-    haproxy = ((ports[name], purpose) for purpose, name in VARIABLES.items())
+    haproxy = ((present_ports(HAPROXY_PORTS)[name], purpose) for purpose, name in VARIABLES.items())
     return [*((port, SERVICE) for port in service_ports), *haproxy, (DASHBOARD_PORT, DASHBOARD)]
 
 
