@@ -335,7 +335,7 @@ def bound_haproxy(cluster: LocalCluster) -> Iterator[None]:
         script = Path(folder) / "haproxy"
         text = SCRIPT.format(
             inside=LOOPBACK,
-            host="*" if cluster.host in EVERYWHERE else cluster.host,
+            host=cluster.host,
             ports="\\|".join(map(str, cluster.ports)),
             python=shlex.quote(sys.executable),
             code=DIE_WITH_PARENT,

@@ -189,8 +189,9 @@ def test_a_direct_front_passes_the_socket_to_the_ingress() -> None:
     [
         ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
         ("10.1.2.3", "127.0.0.1", "10.1.2.3"),
-        ("0.0.0.0", "127.0.0.1", "*"),
-        ("0.0.0.0", "*", "*"),
+        ("0.0.0.0", "127.0.0.1", "0.0.0.0"),
+        ("0.0.0.0", "*", "0.0.0.0"),
+        ("::", "*", "::"),  # of HAProxy's addresses, * is IPv4 alone
     ],
 )
 def test_haproxy_listens_on_the_host_for_callers_and_on_loopback_otherwise(
