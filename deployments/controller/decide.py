@@ -136,8 +136,7 @@ class View:
     @property
     def is_period_over(self) -> bool:
         """Whether the window of the last forecast is over. This is also true if the clock was set back."""
-        period_s = self.settings.period_s
-        return self.looked_s // period_s != self.state.planned_s // period_s
+        return self.looked_s // self.settings.period_s != self.state.planned_s // self.settings.period_s
 
     @property
     def next_epoch(self) -> int:

@@ -163,8 +163,7 @@ class History:
 
     def add_counts(self, interval: Interval) -> None:
         """Stores the counts of one collection."""
-        text = INTERVAL.dump_json(interval).decode()
-        self._try_to_write("INSERT INTO counts VALUES (?, ?)", (interval.at_s, text))
+        self._try_to_write("INSERT INTO counts VALUES (?, ?)", (interval.at_s, INTERVAL.dump_json(interval).decode()))
 
     def counts(self) -> list[Interval]:
         """Returns the intervals, oldest first. Raises pydantic's ValidationError for a row that cannot be read."""

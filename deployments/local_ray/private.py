@@ -164,8 +164,7 @@ async def scale_deployment(app: str, deployment: str, replicas: int) -> None:
 
 async def find_applications() -> dict[str, Any]:
     """Returns all applications and options of Serve, as its REST API does."""
-    details: dict[str, Any] = await ask_serve("get_serve_instance_details")
-    return details
+    return dict(await ask_serve("get_serve_instance_details"))
 
 
 async def ask_replicas(handle: Any, method: str, *arguments: Any, timeout_s: float) -> list[Any]:

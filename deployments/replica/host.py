@@ -405,8 +405,7 @@ class CallServer:
 
     async def listen(self, host: StageHost, ip: str) -> Address:
         """Accepts calls on a free port of this IP address until `close`; returns the address for ingresses."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self, host).frames, ip, 0)
         return Address(host=ip, port=self._server.sockets[0].getsockname()[1], token=self.token)
 
     def deliver(self, releases: list[Release[Any]]) -> None:
