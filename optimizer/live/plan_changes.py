@@ -43,9 +43,7 @@ class StartCost:
 
     def num_started(self, stages: Sequence[Stage]) -> int:
         """Returns the number of replicas that a change to a plan starts."""
-        needed = Counter[str]()
-        for stage in stages:
-            needed[stage.device] += stage.replicas
+        needed = Counter(stage.device for stage in stages for _ in range(stage.replicas))
         return (needed - Counter(self.running)).total()
 
     def share(self, stages: Sequence[Stage]) -> float:
