@@ -246,8 +246,7 @@ def bind_callers() -> list[Any]:
 
     host = os.environ.get(GRPC_HOST)
     if host is not None:
-        listen_there = _with_host(default_impl.add_grpc_address, host)
-        default_impl.add_grpc_address = listen_there  # type: ignore[assignment] # other names of parameters
+        _listen_on(host, default_impl, "add_grpc_address")
     return []
 
 
@@ -258,8 +257,7 @@ def bind_calls() -> None:
 
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # Ray's code
     if host in LOOPBACK:
-        name = "add_port_to_grpc_server"
-        setattr(replica, name, _with_host(getattr(replica, name), host))
+        _listen_on(host, replica, "add_port_to_grpc_server")
 
 
 def replace_http_server(start: Callable[..., Any]) -> None:
@@ -277,9 +275,10 @@ def with_middlewares(app: Any, middlewares: Any) -> Any:
     return http_util._apply_middlewares(app, middlewares)
 
 
-def _with_host(listen: Callable[[Any, str], Any], host: str) -> Callable[[Any, str], Any]:
-    there = f"[{host}]" if ":" in host else host
-    return lambda server, address: listen(server, address.replace(ANYWHERE, there))
+def _listen_on(host: str, module: object, name: str) -> None:
+    """Makes a module's function, which gets a server and an address, listen on this host instead of everywhere."""
+    listen, there = getattr(module, name), f"[{host}]" if ":" in host else host
+    setattr(module, name, lambda server, address: listen(server, address.replace(ANYWHERE, there)))
 
 
 @contextmanager
