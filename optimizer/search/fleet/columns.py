@@ -159,6 +159,8 @@ class ColumnGeneration:
     fleet: Fleet
     prices: FleetPrices
     space: Space
+    bound: float
+    """No division has a higher share, by the best of all prices so far."""
     _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
 
     def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
@@ -183,12 +185,15 @@ class ColumnGeneration:
     def _price(self, price_C: FloatArray) -> None:
         """Adds chains of each model at these prices of a device second.
 
-        The cheapest chain that meets the SLO is approached by the price of latency, which is doubled or bisected.
+        The cheapest chain that meets the SLO is approached by the price of latency, which is doubled or bisected. Each
+        price of latency proves that no chain is cheaper than some price, and all models together have only the devices.
         """
+        rate_M, least_M = self.fleet.rate_M, np.zeros(len(self.fleet.problems))
         for model, (walks, problem) in enumerate(zip(self.prices.walks_M, self.fleet.problems, strict=True)):
             low, high, latency = 0.0, math.inf, 0.0
             for _ in range(STEPS):
                 least, _ = walks.cheapest(Prices(price_C, np.zeros(len(price_C)), latency), math.inf)
+                least_M[model] = max(least_M[model], least - latency * problem.slo.limit_s)
                 if self._add(model, problem, walks):
                     high = latency
                 else:
@@ -199,6 +204,7 @@ class ColumnGeneration:
                     latency = math.sqrt(low * high) if low else high / 4
                 else:
                     latency = 2 * low or least / problem.slo.limit_s
+        self.bound = min(self.bound, float(price_C @ self.fleet.count_C) / max(float(rate_M @ least_M), 1e-300))
 
     def _add(self, model: int, problem: PlanProblem, walks: WalkRelaxation) -> bool:
         """Adds the chain of the last walk; returns whether it can meet the SLO."""
@@ -210,8 +216,9 @@ class ColumnGeneration:
 
 def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Division:
     """Returns the best division that was found, with the bound of the relaxation."""
-    divisions = [Division(bound=prices.bound, stages=tuple(() for _ in fleet.problems))]
-    solved = ColumnGeneration(fleet=fleet, prices=prices, space=space).master()
+    generation = ColumnGeneration(fleet=fleet, prices=prices, space=space, bound=prices.bound)
+    solved = generation.master()
+    divisions = [Division(bound=generation.bound, stages=tuple(() for _ in fleet.problems))]
     if solved is not None:
         master, rate_Q, price_C = solved
         with suppress(TimeoutError):
