@@ -33,7 +33,7 @@ def run(job: FleetJob) -> None:
     division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
     share = division.share(fleet)
     if not share:
-        print(_why_none(files, division.bound), file=sys.stderr)
+        print(_why_none(files, division.bound, job.time_limit_s), file=sys.stderr)
         raise typer.Exit(NO_PLAN)
     gap = gap_between(share, division.bound)
     answers = {}
@@ -58,10 +58,13 @@ def run(job: FleetJob) -> None:
     print_result(document, lambda: list(_tables(document, answers)), as_json=job.as_json)
 
 
-def _why_none(files: Mapping[str, ProblemFile], bound: float) -> str:
+def _why_none(files: Mapping[str, ProblemFile], bound: float, time_limit_s: float) -> str:
     """Returns why no division that serves all models was found; `bound` is a bound on the share."""
     for name, file in files.items():
-        decision = solve(file.problem)
+        try:
+            decision = solve(file.problem, time_limit_s=time_limit_s / len(files))
+        except PlanError as error:
+            return f"no division that serves all models was found; model {name!r}, even with all devices: {error}"
         if isinstance(decision, NoPlan):
             return f"model {name!r}, even with all devices: {no_plan_text(file.problem, decision)}"
     if bound > 0:
