@@ -59,12 +59,9 @@ def run(job: FleetJob) -> None:
 
 
 def _why_none(files: Mapping[str, ProblemFile], bound: float, time_limit_s: float) -> str:
-    """Returns why no division that serves all models was found; `bound` is a bound on the share."""
+    """Returns why no division that serves all models was found, by a bound on the share; PlanError if time is over."""
     for name, file in files.items():
-        try:
-            decision = solve(file.problem, time_limit_s=time_limit_s / len(files))
-        except PlanError as error:
-            return f"no division that serves all models was found; model {name!r}, even with all devices: {error}"
+        decision = solve(file.problem, time_limit_s=time_limit_s / len(files))
         if isinstance(decision, NoPlan):
             return f"model {name!r}, even with all devices: {no_plan_text(file.problem, decision)}"
     if bound > 0:
