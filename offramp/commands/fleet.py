@@ -17,7 +17,7 @@ from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, ans
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.explain import no_plan_text
 from optimizer.plans.plan_file import read_plan, write_plan
-from optimizer.problems.fleet_file import read_fleet
+from optimizer.problems.fleet import read_fleet
 from optimizer.problems.problem_file import ProblemFile
 from optimizer.search.decision import NoPlan, Planned, gap_between
 from optimizer.search.fleet.solve import solve_fleet
