@@ -20,8 +20,15 @@ from offramp.commands.jobs import DESIGN_SHARE, CalibrateJob, few_rows_advice
 from offramp.commands.output import provenance
 from optimizer.calibration.calibration_file import AMONG, CalibrationCard, policy_of_records
 from optimizer.calibration.risk import Guarantee, Metric
-from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, sequences_of
-from optimizer.calibration.thresholds import Calibration, design_rows, few_ramps, learn_then_test, split_rows
+from optimizer.calibration.thresholds import (
+    Calibration,
+    bounded_losses,
+    design_rows,
+    few_ramps,
+    learn_then_test,
+    sequences_of,
+    split_rows,
+)
 from profiles.latency import LatencyProfile
 from profiles.networks import decay_of, prune_of, weights_of
 from profiles.records import ExitOutcome, ExitRecords
@@ -113,13 +120,10 @@ class CalibrationData:
             few = few_ramps(behind, job.guarantee, len(tested_N), always, first=entry, block_costs=self.costs)
             promised = [each.of_ramps(few) for each in promised]
         design, (tested, *others) = promised[0].subset(design_N), [each.subset(tested_N) for each in promised]
-        figures: dict[str, Any]
-        if own.sequences_N is None:
-            result = learn_then_test(design, tested, job.guarantee, self.costs, others=others)
-            thresholds, worst = result.thresholds, result.worst_loss
-            figures = {"worst_harm": worst} if job.metric == "harm" else {"worst_agreement": 1 - worst}
-        else:
-            thresholds = learn_then_test_sequences(design, tested, job.guarantee)
+        result = learn_then_test(design, tested, job.guarantee, self.costs, others=others)
+        thresholds, worst = result.thresholds, result.worst_loss
+        figures: dict[str, Any] = {"worst_harm": worst} if job.metric == "harm" else {"worst_agreement": 1 - worst}
+        if own.sequences_N is not None:
             losses_S = bounded_losses(tested, thresholds)
             same = float((losses_S == 0).mean())
             figures = {"sequences": len(losses_S), "sequence_loss": float(losses_S.mean()), "same_sequences": same}

@@ -13,6 +13,9 @@ The path: for each ramp, a logistic model is fitted on the design part. It predi
 answer. An input may leave if its risk is at most `price` times the saved computation, and `price` grows along the path.
 The saved computation is a number of blocks, or their seconds if blocks differ. Losses change only at the prices at
 which a tested input may first leave, so only these prices are examined.
+
+For generated text, the path and the test are the same, with the bounded loss of each sequence as the loss: a bound on
+the mean share of tokens that differ from the full model's.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ FLATTEST = 1e-3
 """Least slope of a risk model, used if the score is uninformative or misleading."""
 RIDGE = 0.01
 """Weight of the ridge penalty, which keeps the slope finite if the ramp is never wrong."""
+LOG_PRICES = np.linspace(-12.0, 0.0, 200)
+"""Logarithms of the prices at which thresholds for sequences are tested. At the first one, hardly any token leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +79,23 @@ def learn_then_test(
 ) -> Calibration:
     """Returns the last thresholds on the path that the test accepts; none for fewer inputs than the test needs.
 
-    The guarantee bounds the mean of `losses_NR` and `end_losses_N`, whatever they measure. If the full model alone
-    exceeds the budget, no ramp gets a threshold, and `worst_loss` is its loss. `block_costs` are those of `lay_path`.
-    `others` are further views of the tested inputs, such as those of plans without some networks of an ensemble. An
-    input counts with its largest loss over all views.
+    The guarantee bounds the mean of `losses_NR` and `end_losses_N`, whatever they measure, or of the bounded losses of
+    sequences (CALM, section 4). If the full model alone exceeds the budget, no ramp gets a threshold, and `worst_loss`
+    is its loss. `block_costs` are those of `lay_path`. `others` are further views of the tested inputs, such as those
+    of plans without some networks of an ensemble. An input counts with its largest loss over all views.
     """
-    path, views = lay_path(design, block_costs), (tested, *others)
+    path, views, of_sequences = lay_path(design, block_costs), (tested, *others), tested.sequences_N is not None
     # The prices at which the loss may change. At a price of 1, that of a whole loss, every input leaves.
     changes = np.append(np.unique([path.log_prices_NR(view) for view in views]), 0.0)
     between = np.where(changes[1:] < 0, (changes[:-1] + changes[1:]) / 2, changes[1:])
 
-    def worst_losses_N(thresholds: Mapping[int, float]) -> FloatArray:
-        return np.asarray(np.max([view.worst_losses_N(thresholds) for view in views], axis=0))
+    def worst_losses(thresholds: Mapping[int, float]) -> FloatArray:
+        loss = bounded_losses if of_sequences else ExitRecords.worst_losses_N
+        return np.asarray(np.max([loss(view, thresholds) for view in views], axis=0))
 
-    thresholds = path.last_passing(between, worst_losses_N, guarantee, zero_one=tested.zero_one)
-    worst_loss = float(worst_losses_N(thresholds).mean())
+    prices, zero_one = (LOG_PRICES, False) if of_sequences else (between, tested.zero_one)
+    thresholds = path.last_passing(prices, worst_losses, guarantee, zero_one=zero_one)
+    worst_loss = float(worst_losses(thresholds).mean())
     return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=worst_loss)
 
 
@@ -180,6 +187,28 @@ def _fit_risk(design: ExitRecords, column: int) -> tuple[float, float]:
 
     slope, offset = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS").x
     return max(float(slope), FLATTEST), float(offset)
+
+
+def sequences_of(records: ExitRecords) -> list[IntArray]:
+    """Returns the rows of each sequence, in order; raises DataError if they do not lie one after the other."""
+    assert records.sequences_N is not None, "the records are of sequences"
+    starts_S = np.flatnonzero(np.diff(records.sequences_N, prepend=records.sequences_N[0] - 1))
+    if len(set(records.sequences_N[starts_S].tolist())) != len(starts_S):
+        raise DataError("the tokens of a sequence must lie one after the other")
+    return np.split(np.arange(len(records)), starts_S[1:])
+
+
+def bounded_losses(records: ExitRecords, thresholds: Mapping[int, float]) -> FloatArray:
+    """Returns the bounded loss of each sequence, (S,): the share of tokens from the first different answer on.
+
+    Exit records are of the full model's generations, with all ramps evaluated. If skipped keys and values are computed
+    by the full model (fill `compute`), an early-exit generation equals the full one up to the first token that leaves
+    at a ramp with another answer. All later tokens may differ, and count as different. So the loss needs no new
+    generation per threshold, never falls along the path, and is valid for every subset of the ramps. It is not valid
+    for the fill `copy`.
+    """
+    wrong_N = records.worst_losses_N(thresholds) > 0
+    return np.array([np.logical_or.accumulate(wrong_N[rows]).mean() for rows in sequences_of(records)])
 
 
 LEAST_GAIN = 0.25

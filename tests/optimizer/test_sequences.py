@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.sequences import bounded_losses, learn_then_test_sequences, sequences_of
-from optimizer.calibration.thresholds import lay_path
+from optimizer.calibration.thresholds import bounded_losses, lay_path, learn_then_test, sequences_of
 from profiles.records import ExitRecords
 from tests.exit_records import exit_records
 
@@ -64,7 +63,7 @@ def test_the_share_that_differs_is_within_the_budget_and_grows_along_the_path() 
     for seed in range(20):
         calibrated = generations(150, seed=1 + seed)
         design, tested = of_sequences(calibrated, range(50)), of_sequences(calibrated, range(50, 150))
-        thresholds = learn_then_test_sequences(design, tested, guarantee)
+        thresholds = learn_then_test(design, tested, guarantee).thresholds
         kept += bounded_losses(everything, thresholds).mean() <= guarantee.budget
         tokens += everything.outcome(thresholds).mean_blocks < everything.num_blocks
         assert bounded_losses(tested, thresholds).mean() <= guarantee.budget

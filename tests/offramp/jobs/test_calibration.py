@@ -41,7 +41,7 @@ from offramp.commands.thresholds import (
 )
 from offramp.commands.train import default_ramps, train, warnings_on
 from optimizer.calibration.calibration_file import CalibrationCard
-from optimizer.calibration.sequences import sequences_of
+from optimizer.calibration.thresholds import sequences_of
 from profiles.networks import decay_of
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
