@@ -16,28 +16,44 @@ from profiles.records import IntArray, batch_counts
 from profiles.table import FloatArray, LatencyTable
 
 
+class StepSeconds(NamedTuple):
+    """Time of a batch in one block and, if it is active, in the block's ramp."""
+
+    block_s: float
+    ramp_s: float
+    mean_s: float
+    """The mean of both over all batches, of which some skip the block."""
+    unanswered_s: float
+    """The sum of both, weighted by the share of all inputs that reach the block without an answer."""
+
+
 def step_seconds(
     table: LatencyTable,
     ramps: Sequence[int],
     split: Split,
-    share_N: Sequence[float],
+    unanswered_N: Sequence[float],
     size: float | None = None,
     unit: float = 1.0,
-) -> list[tuple[float, float, float]]:
-    """Returns, per block, the seconds of the block and of its active ramp for the mean batch, and the mean of both.
+) -> list[StepSeconds]:
+    """Returns the times of the mean batch in the blocks of a split.
 
     `size` is the size of a batch when it starts; by default the batch is full. An input counts as `unit`. `ramps` are
     all ramps of the model.
     """
     size, steps = split.batch if size is None else size, []
-    for block, inside in zip(range(split.first, split.end), expected_batches(split, share_N, size), strict=True):
-        seconds_KB = table.block_s_NB[[block]]
-        if block in split.ramps:
-            seconds_KB = np.vstack([seconds_KB, table.ramp_s_EB[ramps.index(block)]])
-        parts_s = [float(np.interp(inside, table.batches, seconds_B)) for seconds_B in seconds_KB]
-        mean_s = mean_seconds(table, seconds_KB.sum(0), inside, inside / size, size / unit)
-        steps.append((parts_s[0], sum(parts_s[1:]), mean_s))
+    insides = expected_batches(split, computed_shares(split, unanswered_N), size)
+    for block, inside in zip(range(split.first, split.end), insides, strict=True):
+        block_s_B, ramp_s_B = _measured(table, ramps, split, block)
+        block_s, ramp_s = (float(np.interp(inside, table.batches, each)) for each in (block_s_B, ramp_s_B))
+        mean_s = mean_seconds(table, block_s_B + ramp_s_B, inside, inside / size, size / unit)
+        steps.append(StepSeconds(block_s, ramp_s, mean_s, unanswered_N[block] * (block_s + ramp_s)))
     return steps
+
+
+def _measured(table: LatencyTable, ramps: Sequence[int], split: Split, block: int) -> tuple[FloatArray, FloatArray]:
+    """Returns the seconds of a block and of its ramp by measured batch size; 0 for a ramp that is not active."""
+    block_s_B = table.block_s_NB[block]
+    return block_s_B, table.ramp_s_EB[ramps.index(block)] if block in split.ramps else np.zeros(len(block_s_B))
 
 
 def mean_seconds(table: LatencyTable, seconds_B: FloatArray, rows: float, share: float, inputs: float) -> float:
@@ -50,14 +66,6 @@ def mean_seconds(table: LatencyTable, seconds_B: FloatArray, rows: float, share:
     return probability * float(np.interp(rows / probability, table.batches, seconds_B)) if probability else 0.0
 
 
-def split_seconds(
-    table: LatencyTable, ramps: Sequence[int], split: Split, unanswered_N: Sequence[float], size: float | None = None
-) -> float:
-    """Returns the mean seconds of a batch in a split (T in E3)."""
-    steps = step_seconds(table, ramps, split, computed_shares(split, unanswered_N), size)
-    return sum(mean_s for *_, mean_s in steps)
-
-
 def computed_shares(split: Split, unanswered_N: Sequence[float]) -> Sequence[float]:
     """Returns the share of inputs that each block computes: all of them if answered inputs stay."""
     return [1.0] * len(unanswered_N) if split.stays else unanswered_N
@@ -67,17 +75,6 @@ def expected_batches(split: Split, share_N: Sequence[float], size: float) -> lis
     """Returns the expected batch at each block. A split that no input reaches is counted as full."""
     enters = share_N[split.first]
     return [size * (share_N[block] / enters if enters else 1.0) for block in range(split.first, split.end)]
-
-
-class StepSeconds(NamedTuple):
-    """Time of a batch in one block and, if it is active, in the block's ramp."""
-
-    block_s: float
-    ramp_s: float
-    mean_s: float
-    """The mean of both over all batches, of which some skip the block."""
-    unanswered_s: float
-    """The sum of both, weighted by the share of all inputs that reach the block without an answer."""
 
 
 def recorded_steps(table: LatencyTable, ramps: Sequence[int], split: Split, exits_N: IntArray) -> list[StepSeconds]:
@@ -93,15 +90,11 @@ def recorded_steps(table: LatencyTable, ramps: Sequence[int], split: Split, exit
     for block in range(split.first, split.end):
         unanswered_K = batch_counts(entering_N >= block, split.batch)
         computed_K = np.full(len(unanswered_K), split.batch) if split.stays else unanswered_K
-        block_s_K, ramp_s_K = _seconds(table, table.block_s_NB[block], computed_K), np.zeros(len(unanswered_K))
-        if block in split.ramps:
-            ramp_s_K = _seconds(table, table.ramp_s_EB[ramps.index(block)], computed_K)
+        block_s_K, ramp_s_K = (
+            np.where(computed_K > 0, np.interp(computed_K, table.batches, seconds_B), 0.0)  # an empty batch is skipped
+            for seconds_B in _measured(table, ramps, split, block)
+        )
         unanswered_s = share * float((unanswered_K / split.batch * (block_s_K + ramp_s_K)).mean())
         block_s, ramp_s = float(block_s_K.mean()), float(ramp_s_K.mean())
         steps.append(StepSeconds(block_s, ramp_s, block_s + ramp_s, unanswered_s))
     return steps
-
-
-def _seconds(table: LatencyTable, seconds_B: FloatArray, sizes_K: IntArray) -> FloatArray:
-    """Returns the seconds of batches of these sizes; 0 for an empty batch."""
-    return np.where(sizes_K > 0, np.interp(sizes_K, table.batches, seconds_B), 0.0)

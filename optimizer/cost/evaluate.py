@@ -33,7 +33,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps
+from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, step_seconds
 from optimizer.cost.queues import Load
 from optimizer.generation.steps import broken_promises, seconds_of_steps
 from optimizer.plans.plan import Stage, chains_of
@@ -156,15 +156,11 @@ def evaluate(
     if inner is not problem:
         inner_stages = part.stages_of(stages)
         reach = inner.batches if isinstance(reach, RecordedBatches) else reach and part.shares_of(reach)
-    if inner.lengths is None:
-        figures = _evaluate_chain(inner, inner_stages, reach)
-    else:
+    if inner.lengths is not None:
         figures = _evaluate_chain(in_tokens(inner), in_token_batches(inner, inner_stages), reach)
-    if inner is not problem or inner.lengths is not None:
-        own = [split for stage in stages for split in stage.splits]
-        splits = tuple(replace(each, split=split) for each, split in zip(figures.splits, own, strict=True))
-        figures = replace(figures, splits=splits)
-    return figures if inner.lengths is None else _per_input(figures, inner.lengths.mean)
+        return _of_plan(figures, stages, inner.lengths.mean)
+    figures = _evaluate_chain(inner, inner_stages, reach)
+    return figures if inner is problem else _of_plan(figures, stages)
 
 
 def _evaluate_parallel(
@@ -231,24 +227,21 @@ def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach 
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
 
     def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:
-        if exits_N is not None:
-            known = recorded_steps(problem.latency[stage.device], problem.ramps, split, exits_N)
-            if known:
-                return known
-        seconds, own_N = seconds_of_steps(problem, stage.device, split, share_N), unanswered_N[split.first : split.end]
-        return [StepSeconds(*each, share * sum(each[:2])) for share, each in zip(own_N, seconds, strict=True)]
+        table = problem.latency[stage.device]
+        if exits_N is not None and (known := recorded_steps(table, problem.ramps, split, exits_N)):
+            return known
+        if problem.generation is not None:
+            return seconds_of_steps(problem, stage.device, split, unanswered_N)
+        return step_seconds(table, problem.ramps, split, unanswered_N, unit=problem.tokens_per_input)
 
     steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
-    figures = tuple(
-        _stage_figures(problem, stage, [sum(each.mean_s for each in own) for own in stage_steps], share_N)
-        for stage, stage_steps in zip(stages, steps, strict=True)
-    )
+    figures = tuple(_stage_figures(problem, *each, share_N) for each in zip(stages, steps, strict=True))
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
     served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
     splits = tuple(
-        _expected_split(problem, stages, stage_index, index, split_steps, served_per_s, share_N, unanswered_N)
-        for stage_index, stage_steps in enumerate(steps)
-        for index, split_steps in enumerate(stage_steps)
+        _expected_split(problem, stages, stage_index, split, split_steps, served_per_s, share_N, unanswered_N)
+        for stage_index, stage in enumerate(stages)
+        for split, split_steps in zip(stage.splits, steps[stage_index], strict=True)
     )
     ramp_s = sum(each.ramp_s for each in splits)
     return Evaluation(
@@ -265,22 +258,26 @@ def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach 
     )
 
 
-def _per_input(figures: Evaluation, mean: float) -> Evaluation:
-    """Converts figures per token to figures per input, by the mean length. Latencies and prices do not change."""
+def _of_plan(figures: Evaluation, stages: Sequence[Stage], mean: float = 1.0) -> Evaluation:
+    """Returns the figures with the plan's own splits and, of figures per token, per input of the mean length.
 
-    def split_figures(each: ExpectedSplit) -> ExpectedSplit:
-        unit = mean if each.split.tokens is None else 1.0  # batches are in the unit of the split's own batch size
-        return replace(each, batch_at_block=tuple(tokens / unit for tokens in each.batch_at_block))
+    Latencies and prices do not change.
+    """
+
+    def split_figures(each: ExpectedSplit, split: Split) -> ExpectedSplit:
+        unit = mean if split.tokens is None else 1.0  # batches are in the unit of the split's own batch size
+        return replace(each, split=split, batch_at_block=tuple(tokens / unit for tokens in each.batch_at_block))
 
     def stage_figures(each: StageFigures) -> StageFigures:
         rate_per_s, hop_rate_per_s = each.rate_per_s / mean, each.hop_rate_per_s / mean
         return replace(each, work_s=each.work_s * mean, rate_per_s=rate_per_s, hop_rate_per_s=hop_rate_per_s)
 
+    own = [split for stage in stages for split in stage.splits]
     return replace(
         figures,
         rate_per_s=figures.rate_per_s / mean,
         served_per_s=figures.served_per_s / mean,
-        splits=tuple(map(split_figures, figures.splits)),
+        splits=tuple(map(split_figures, figures.splits, own)),
         stages=tuple(map(stage_figures, figures.stages)),
     )
 
@@ -390,17 +387,23 @@ def _expected_split(
     problem: PlanProblem,
     stages: Sequence[Stage],
     stage_index: int,
-    index: int,
+    split: Split,
     steps: Sequence[StepSeconds],
     rate_per_s: float,
     share_N: Sequence[float],
     unanswered_N: Sequence[float],
 ) -> ExpectedSplit:
-    split = stages[stage_index].splits[index]
-    wait_s = _wait_s(problem, stages[stage_index], index, rate_per_s, share_N)
-    crossing_s = _crossing_s(problem, stages[stage_index], split, share_N)
-    steps_s = sum(each.unanswered_s for each in steps)
-    unanswered = unanswered_N[split.first]
+    stage, ends = stages[stage_index], problem.networks[:-1]
+    # The ingress fills one batch at the first split of a stage or of a network, else each replica fills one.
+    num_filling = 1 if split.first == stage.first or split.first in ends else stage.replicas
+    waits = split.batch > problem.tokens_per_input
+    wait_s = _ratio(num_filling * split.batch * waits, rate_per_s * share_N[split.first])
+    unanswered, crossing_s = unanswered_N[split.first], 0.0
+    # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.
+    unanswered_s = sum(each.unanswered_s for each in steps) + (unanswered * wait_s / 2 if unanswered else 0.0)
+    if split.end in ends:
+        crossing_s = problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, stage, split, share_N))
+        unanswered_s += unanswered_N[split.end] * crossing_s
     return ExpectedSplit(
         stage_index=stage_index,
         split=split,
@@ -409,52 +412,32 @@ def _expected_split(
         inside_s=sum(each.block_s + each.ramp_s for each in steps),
         ramp_s=sum(each.ramp_s for each in steps),
         wait_s=wait_s,
-        # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.
-        unanswered_s=steps_s
-        + (unanswered * wait_s / 2 if unanswered else 0.0)
-        + (unanswered_N[split.end] * crossing_s if crossing_s else 0.0),
+        unanswered_s=unanswered_s,
         batch_at_block=tuple(expected_batches(split, share_N, split.batch)),
         crossing_s=crossing_s,
     )
 
 
 def _stage_figures(
-    problem: PlanProblem, stage: Stage, seconds: Sequence[float], share_N: Sequence[float]
+    problem: PlanProblem, stage: Stage, steps: Sequence[Sequence[StepSeconds]], share_N: Sequence[float]
 ) -> StageFigures:
+    seconds = [sum(each.mean_s for each in split_steps) for split_steps in steps]
     work_s = sum(share_N[split.first] * each / split.batch for split, each in zip(stage.splits, seconds, strict=True))
-    after_s, hop_rate_per_s = 0.0, np.inf
+    hop_s, hop_rate_per_s = 0.0, np.inf
     if stage.end < problem.num_blocks:
         last = stage.splits[-1]
-        after_s = _hop_s(problem, stage.device, last, share_N)
-        hop_rate_per_s = _ratio(stage.replicas * last.batch, share_N[last.first] * after_s)
-    return StageFigures(
-        work_s=work_s,
-        rate_per_s=_ratio(stage.replicas, work_s),
-        hop_s=after_s,
-        hop_rate_per_s=hop_rate_per_s,
-    )
+        hop_s = _hop_s(problem, stage, last, share_N)
+        hop_rate_per_s = _ratio(stage.replicas * last.batch, share_N[last.first] * hop_s)
+    rate_per_s = _ratio(stage.replicas, work_s)
+    return StageFigures(work_s=work_s, rate_per_s=rate_per_s, hop_s=hop_s, hop_rate_per_s=hop_rate_per_s)
 
 
-def _hop_s(problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]) -> float:
+def _hop_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
     """Returns the transfer time (T_x in E3) of the inputs of a batch that remain after the split."""
     enters = share_N[split.first]
     remaining = split.batch * (share_N[split.end] / enters if enters else 1.0)
-    return problem.link.delay_s + problem.bytes_per_sample_N[split.end - 1] * remaining / problem.bandwidth_of(device)
-
-
-def _crossing_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
-    """Returns the seconds from a network's end to the next network, without the hop at a stage's end; 0 elsewhere."""
-    if split.end not in problem.networks[:-1]:
-        return 0.0
-    return problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, stage.device, split, share_N))
-
-
-def _wait_s(problem: PlanProblem, stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:
-    """Returns the time to fill a split's batch. The ingress fills one batch; inside a stage each replica fills one."""
-    split = stage.splits[index]
-    num_filling = 1 if index == 0 or split.first in problem.networks[:-1] else stage.replicas
-    waits = split.batch > problem.tokens_per_input
-    return _ratio(num_filling * split.batch * waits, rate_per_s * share_N[split.first])
+    bandwidth = problem.bandwidth_of(stage.device)
+    return problem.link.delay_s + problem.bytes_per_sample_N[split.end - 1] * remaining / bandwidth
 
 
 def _ratio(numerator: float, denominator: float) -> float:

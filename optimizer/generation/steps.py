@@ -32,7 +32,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import expected_batches, mean_seconds, step_seconds
+from optimizer.cost.batch_seconds import StepSeconds, expected_batches, mean_seconds
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import at_context, without_head
 from optimizer.plans.plan import Stage
@@ -105,20 +105,15 @@ def _prompt_s_N(prompt: Lengths, body: LatencyTable, head_s_B: FloatArray, chunk
     return seconds_N
 
 
-def seconds_of_steps(
-    problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]
-) -> list[tuple[float, float, float]]:
-    """Returns the seconds of a full batch in every block of a split, for any problem; see `step_seconds`.
+def seconds_of_steps(problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]) -> list[StepSeconds]:
+    """Returns the times of a full batch of steps in the blocks of a split, for a problem of generation.
 
     Steps have means alone, because the promise to a sequence is a mean over many steps.
     Raises PlanError if a batch of steps fills in more tokens than the largest measured batch holds.
     """
-    whole = problem.latency[device]
-    if problem.generation is None:
-        return step_seconds(whole, problem.ramps, split, share_N, unit=problem.tokens_per_input)
     if split.stays:
         raise PlanError("steps cannot stay after their answer: blocks that a token skips run later, with another token")
-    generation, table = problem.generation, step_table(problem, device)
+    whole, generation, table = problem.latency[device], generation_of(problem), step_table(problem, device)
     enters = share_N[split.first] or 1.0
     answered = split.batch / enters  # steps of the service per batch
     survivors = expected_batches(split, share_N, split.batch)
@@ -132,23 +127,23 @@ def seconds_of_steps(
     def mean_s(inside: float, num_tokens: float, seconds_B: FloatArray) -> float:
         return mean_seconds(whole, seconds_B, num_tokens, inside / split.batch, split.batch)
 
-    steps = []
-    for block, inside, num_tokens in zip(range(split.first, split.end), survivors, tokens, strict=True):
-        block_s = mean_s(inside, num_tokens, table.body.block_s_NB[block])
-        block_s += answered * float(table.prompt_s_N[block]) / generation.num_steps
-        if block == split.first and block > 0:
-            block_s += generation.regroup_s
-        is_active = block in split.ramps
-        steps.append(
-            (block_s, mean_s(inside, inside, table.ramp_s_EB[problem.ramps.index(block)]) if is_active else 0.0)
-        )
     is_last = split.end == problem.num_blocks
     if generation.late_head:
         head_tokens = split.batch - (0.0 if is_last else split.batch * share_N[split.end] / enters)
     else:
         head_tokens = survivors[-1] if is_last else 0.0
-    steps[-1] = steps[-1][0] + mean_s(head_tokens, head_tokens, table.head_s_B), steps[-1][1]
-    return [(block_s, ramp_s, block_s + ramp_s) for block_s, ramp_s in steps]
+    steps = []
+    for block, inside, num_tokens in zip(range(split.first, split.end), survivors, tokens, strict=True):
+        block_s, ramp_s = mean_s(inside, num_tokens, table.body.block_s_NB[block]), 0.0
+        block_s += answered * float(table.prompt_s_N[block]) / generation.num_steps
+        if block == split.first and block > 0:
+            block_s += generation.regroup_s
+        if block == split.end - 1:
+            block_s += mean_s(head_tokens, head_tokens, table.head_s_B)
+        if block in split.ramps:
+            ramp_s = mean_s(inside, inside, table.ramp_s_EB[problem.ramps.index(block)])
+        steps.append(StepSeconds(block_s, ramp_s, block_s + ramp_s, share_N[block] * (block_s + ramp_s)))
+    return steps
 
 
 Promise = Literal["ttft", "sequences", "memory"]

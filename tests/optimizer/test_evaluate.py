@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import split_seconds
+from optimizer.cost.batch_seconds import step_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, loads, predictions, queue_s, violations
 from optimizer.cost.queues import Load
 from optimizer.plans.plan import Stage
@@ -68,7 +68,8 @@ def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
         (split(1, 3, 1), 4, 0.060 + 0.004 + 15 / 16 * (0.010 + 0.020 / 15)),  # the rest of the model
         (split(0, 1), 1, 0.010),  # below the smallest measured batch
     ):
-        assert split_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size) == pytest.approx(seconds)
+        steps = step_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size)
+        assert sum(step.mean_s for step in steps) == pytest.approx(seconds)
 
 
 def test_survival_follows_from_the_last_active_ramp_or_from_joint_exit_records() -> None:
