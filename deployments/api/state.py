@@ -205,7 +205,7 @@ class StateRoutes:
             "suspended": self.ingress.suspended,
             "unanswered": self.ingress.num_unanswered,
             "probe_agreement": self.ingress.observations.agreement,
-            "stages": [[_stats(each) for each in replicas if each.slot == slot] for slot in placed.slots],
+            "stages": [[_stats(each) for each in replicas if each.slot == slot] for slot in placed.stage_of],
         }
 
     async def plan(self, request: HttpRequest) -> object:

@@ -422,15 +422,13 @@ class PlacedPlan:
         return self.plan.epoch
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """The slot of each stage, in the plan's order. The n-th stage of an accelerator type has the n-th slot."""
-        devices = [stage.device for stage in self.plan.stages]
-        return tuple(slot_name(device, devices[:index].count(device)) for index, device in enumerate(devices))
-
-    @property
     def stage_of(self) -> Mapping[str, Stage]:
-        """The stages by slot."""
-        return dict(zip(self.slots, self.plan.stages, strict=True))
+        """The stages by slot, in the plan's order. The n-th stage of an accelerator type has the n-th slot."""
+        devices = [stage.device for stage in self.plan.stages]
+        return {
+            f"{deployment_name(stage.device)}-{devices[:index].count(stage.device)}": stage
+            for index, stage in enumerate(self.plan.stages)
+        }
 
     @property
     def occupied(self) -> Mapping[str, int]:
@@ -485,11 +483,6 @@ def divide_replicas(needed: Mapping[str, int], number: int, held: Mapping[str, i
         slot = min(divided, key=lambda slot: (divided[slot] / needed[slot], divided[slot] >= held.get(slot, 0)))
         divided[slot] += 1
     return divided
-
-
-def slot_name(device: str, index: int) -> str:
-    """Returns the name of an accelerator type's slot."""
-    return f"{deployment_name(device)}-{index}"
 
 
 def deployment_name(device: str) -> str:

@@ -232,7 +232,7 @@ def placed_document(placed: PlacedPlan) -> dict[str, Any]:
     """Returns plain data that `parse_placed` reads. The slots are included for readers; they follow from the plan."""
     return {
         "plan": plan_document(placed.plan),
-        "slots": list(placed.slots),
+        "slots": list(placed.stage_of),
         "avoided": dict(sorted(placed.avoided.items())),
         "hosted": dict(sorted(placed.hosted.items())),
     }

@@ -19,7 +19,6 @@ from optimizer.plans.plan import (
     early_exit_plan,
     roles,
     serial_plan,
-    slot_name,
     stock_plan,
 )
 from optimizer.plans.plan_file import ModelShape, parse_placed, placed_document, plan_document, read_plan, write_plan
@@ -152,13 +151,13 @@ def two_stages() -> Plan:
 
 def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
     assert deployment_name("emulated:V100") == "split-emulated-V100"
-    assert slot_name("emulated:V100", 2) == "split-emulated-V100-2"
     devices = ("cpu", "V100", "cpu")
     stages = tuple(
         Stage(device=device, replicas=1, splits=(Split(first=index, end=index + 1, batch=1),))
         for index, device in enumerate(devices)
     )
-    assert PlacedPlan(plan=Plan(stages=stages)).slots == ("split-cpu-0", "split-V100-0", "split-cpu-1")
+    found = PlacedPlan(plan=Plan(stages=stages)).stage_of
+    assert found == dict(zip(("split-cpu-0", "split-V100-0", "split-cpu-1"), stages, strict=True))
 
 
 def test_avoided_replicas_host_a_stage_only_if_there_are_too_few_others() -> None:

@@ -25,7 +25,7 @@ from earlyexit.engine.device import Release, Step
 from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split, WirePiece
-from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, early_exit_plan, slot_name
+from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage, early_exit_plan
 from optimizer.plans.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.clock import ManualClock
@@ -67,7 +67,7 @@ class Replica:
     ) -> Assignment:
         stage = Stage(device=V100, replicas=1, splits=splits)
         policy = policy_of(Path(self.settings.model), threshold)
-        return Assignment(epoch=epoch, slot=slot_name(V100, 0), stage=stage, policy=policy, dispatch=dispatch)
+        return Assignment(epoch=epoch, slot="split-emulated-V100-0", stage=stage, policy=policy, dispatch=dispatch)
 
     async def call(
         self,

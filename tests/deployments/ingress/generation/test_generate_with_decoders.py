@@ -72,7 +72,9 @@ class Service:
 
     def __init__(self, placed: PlacedPlan, new_model: Callable[[], EarlyExitModel]) -> None:
         self.placed = placed
-        self.replicas = {slot: [self._replica(f"{slot}#{k}", new_model()) for k in range(2)] for slot in placed.slots}
+        self.replicas = {
+            slot: [self._replica(f"{slot}#{k}", new_model()) for k in range(2)] for slot in placed.stage_of
+        }
 
     @property
     def all_replicas(self) -> list[Replica]:
@@ -107,7 +109,7 @@ class Service:
 
     def one_dies(self, stage: int) -> None:
         """The replica of a stage that has most pages."""
-        replicas = self.replicas[self.placed.slots[stage]]
+        replicas = self.replicas[list(self.placed.stage_of)[stage]]
         max(replicas, key=lambda replica: replica.pages).die()
 
     def _replica(self, name: str, model: EarlyExitModel) -> Replica:
