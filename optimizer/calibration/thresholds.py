@@ -84,17 +84,25 @@ def learn_then_test(
     is its loss. `block_costs` are those of `lay_path`. `others` are further views of the tested inputs, such as those
     of plans without some networks of an ensemble. An input counts with its largest loss over all views.
     """
-    path, views, of_sequences = lay_path(design, block_costs), (tested, *others), tested.sequences_N is not None
-    # The prices at which the loss may change. At a price of 1, that of a whole loss, every input leaves.
-    changes = np.append(np.unique([path.log_prices_NR(view) for view in views]), 0.0)
-    between = np.where(changes[1:] < 0, (changes[:-1] + changes[1:]) / 2, changes[1:])
+    path, views = lay_path(design, block_costs), (tested, *others)
+    losses_of: Callable[[ExitRecords, Mapping[int, float]], FloatArray]
+    if tested.sequences_N is not None:
+        losses_of, prices, zero_one = bounded_losses, LOG_PRICES, False
+    else:
+        # The prices at which the loss may change. At a price of 1, that of a whole loss, every input leaves.
+        changes = np.append(np.unique([path.log_prices_NR(view) for view in views]), 0.0)
+        prices = np.where(changes[1:] < 0, (changes[:-1] + changes[1:]) / 2, changes[1:])
+        losses_of, zero_one = ExitRecords.worst_losses_N, tested.zero_one
 
     def worst_losses(thresholds: Mapping[int, float]) -> FloatArray:
-        loss = bounded_losses if of_sequences else ExitRecords.worst_losses_N
-        return np.asarray(np.max([loss(view, thresholds) for view in views], axis=0))
+        return np.asarray(np.max([losses_of(view, thresholds) for view in views], axis=0))
 
-    prices, zero_one = (LOG_PRICES, False) if of_sequences else (between, tested.zero_one)
-    thresholds = path.last_passing(prices, worst_losses, guarantee, zero_one=zero_one)
+    def fails(log_price: float) -> bool:
+        losses = worst_losses(path.thresholds(log_price))
+        return not guarantee.holds(float(losses.sum()), len(losses), zero_one=zero_one)
+
+    passed = bisect_left(prices, True, key=fails)  # losses never fall along the path
+    thresholds = path.thresholds(float(prices[passed - 1])) if passed else {}
     worst_loss = float(worst_losses(thresholds).mean())
     return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=worst_loss)
 
@@ -121,27 +129,6 @@ class Path:
         sureness_R = (log_odds_R - self.offset_R) / self.slope_R
         return dict(zip(self.ramps, map(SCORES[self.score].score_at, sureness_R.tolist()), strict=True))
 
-    def last_passing(
-        self,
-        log_prices: FloatArray,
-        losses: Callable[[Mapping[int, float]], FloatArray],
-        guarantee: Guarantee,
-        *,
-        zero_one: bool,
-    ) -> dict[int, float]:
-        """Returns the thresholds at the last of ascending prices before the test fails; empty if it fails at all.
-
-        `losses` returns the loss of each tested input under some thresholds. It never falls along the path, so
-        bisection finds the first failure of the tests in order.
-        """
-
-        def fails(log_price: float) -> bool:
-            losses_N = losses(self.thresholds(log_price))
-            return not guarantee.holds(float(losses_N.sum()), len(losses_N), zero_one=zero_one)
-
-        passed = bisect_left(log_prices, True, key=fails)
-        return self.thresholds(float(log_prices[passed - 1])) if passed else {}
-
     def log_prices_NR(self, records: ExitRecords) -> FloatArray:
         """Returns the least price at which each input may leave at each ramp, as logarithms."""
         sureness_NR = SCORES[self.score].sureness(records.scores_NR.astype(np.float64))
@@ -155,20 +142,15 @@ def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) ->
     `block_costs` holds the cost of each block in any unit; None: all blocks cost the same. Raises DataError unless
     there is one finite, positive cost per block.
     """
-    fitted_R2 = np.array([_fit_risk(design, column) for column in range(len(design.ramps))]).reshape(-1, 2)
+    risks = [_fit_risk(design, column) for column in range(len(design.ramps))]
+    slope_R, offset_R = np.array(risks).reshape(-1, 2).T
     saved_R = design.num_blocks - 1.0 - np.array(design.ramps)
     if block_costs is not None:
         if len(block_costs) != design.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
             raise DataError(f"{design.num_blocks} blocks need as many costs, all finite and above 0")
         left_R = np.array([float(sum(block_costs[ramp + 1 :])) for ramp in design.ramps])
         saved_R = left_R / left_R.min(initial=np.inf)  # relative to the least
-    return Path(
-        score=design.score,
-        ramps=design.ramps,
-        slope_R=fitted_R2[:, 0],
-        offset_R=fitted_R2[:, 1],
-        saved_R=saved_R,
-    )
+    return Path(score=design.score, ramps=design.ramps, slope_R=slope_R, offset_R=offset_R, saved_R=saved_R)
 
 
 def _fit_risk(design: ExitRecords, column: int) -> tuple[float, float]:
