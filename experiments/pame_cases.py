@@ -12,8 +12,7 @@ from earlyexit.errors import DataError
 from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
-from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.thresholds import design_rows, learn_then_test, split_rows
+from optimizer.calibration.thresholds import Guarantee, design_rows, learn_then_test, split_rows
 from optimizer.cost.batching import Batching, BatchTimes
 from optimizer.live.tuning.pame import TEN_CONFIDENCES, relative_precision
 from optimizer.search.pame import Candidate, SearchStep, exits_of, find_exits, fixed

@@ -14,7 +14,7 @@ from experiments.apparate.recording import KINDS, Kind, Stream, streams
 from experiments.ramp_adjustment import PERIOD as MOVES_EVERY
 from experiments.ramp_adjustment import adjust_ramps, best_ramps, evenly_spaced, greedy_tuner, of_ramps
 from experiments.studies.study import Effort
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings, never

@@ -18,7 +18,7 @@ from deployments.controller.settings import thresholds_of
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, total
 from earlyexit.errors import DataError, PlanError
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.cost.rescore import joint_reach
 from optimizer.live.tuning import TUNERS

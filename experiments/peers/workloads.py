@@ -21,7 +21,7 @@ from experiments.data import RUNS
 from experiments.peers.client import write_inputs
 from offramp.commands.folders import read_calibration
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.plans.plan import PolicySpec
 from profiles.records import ExitRecords
 

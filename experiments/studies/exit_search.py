@@ -19,7 +19,7 @@ from experiments.pame_cases import (
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.study import Comparison, Effort, Study, StudyResult, Table, declare, largest
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.search.pame import Candidate, exits_of
 
 DIVISIONS: Mapping[Effort, int] = {"full": 10, "quick": 2}

@@ -25,7 +25,7 @@ from experiments.served_streams import (
 )
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning import TUNERS
 from optimizer.live.tuning.base import NewThresholds, TunerSettings, never

@@ -24,7 +24,7 @@ from offramp.commands.output import percent
 
 if TYPE_CHECKING:
     from earlyexit.training.augmentation import Augmentation
-    from optimizer.calibration.risk import Guarantee
+    from optimizer.calibration.thresholds import Guarantee
 else:
     Augmentation = Any
 
@@ -372,7 +372,7 @@ class CalibrateJob(Job):
     confidence: float = 0.90
     """Probability that the budget is kept."""
     among: int = Field(default=1, exclude=True)
-    """Number of calibrations that are tested with the same inputs, as in `optimizer.calibration.risk.Guarantee`."""
+    """Number of calibrations that are tested with the same inputs, as in `Guarantee`."""
     ramps: Integers | Literal["all", "ends"] | None = None
     """Ramps that get thresholds: blocks such as 0,3,5, `all`, or `ends` (the ends of a chain's networks). The guarantee
     holds for every subset of the ramps, so with fewer ramps more inputs may leave at each. None: all; for a chain the
@@ -409,7 +409,7 @@ class CalibrateJob(Job):
     @property
     def guarantee(self) -> Guarantee:
         """The budget and the confidence; raises DataError for an impossible combination."""
-        from optimizer.calibration.risk import Guarantee
+        from optimizer.calibration.thresholds import Guarantee
 
         return Guarantee(budget=self.budget, confidence=self.confidence, among=self.among)
 

@@ -19,9 +19,10 @@ from earlyexit.tasks.regression import RegressionTask
 from offramp.commands.jobs import DESIGN_SHARE, CalibrateJob, few_rows_advice
 from offramp.commands.output import provenance
 from optimizer.calibration.calibration_file import AMONG, CalibrationCard, policy_of_records
-from optimizer.calibration.risk import Guarantee, Metric
 from optimizer.calibration.thresholds import (
     Calibration,
+    Guarantee,
+    Metric,
     bounded_losses,
     design_rows,
     few_ramps,

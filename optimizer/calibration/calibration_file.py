@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from earlyexit.errors import DataError, first_mistake
-from optimizer.calibration.risk import Metric
+from optimizer.calibration.thresholds import Metric
 from optimizer.plans.plan import PolicySpec, policy_of_score
 from profiles.networks import check_decay_of, check_weights, decay_of, weights_of
 from profiles.records import ExitRecords

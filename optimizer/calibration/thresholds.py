@@ -2,7 +2,7 @@
 
 The method is Learn-then-Test with fixed-sequence testing, as in CALM. The calibration inputs are divided into two
 parts. The *design* part determines a path of threshold vectors, from "never leave" to "always leave". On the *tested*
-part, the path is followed as long as a test rejects "the loss exceeds the budget" (`optimizer/calibration/risk.py`).
+part, the path is followed as long as a test rejects "the loss exceeds the budget".
 The path does not depend on the tested inputs, so the guarantee holds for any path. A good path saves more computation.
 
 The guarantee holds for *every subset* of the ramps, because planners switch ramps off. Each input therefore counts with
@@ -23,14 +23,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 import numpy as np
 
 from earlyexit.errors import DataError
-from optimizer.calibration.risk import Guarantee
 from profiles.records import ExitOutcome, ExitRecords, IntArray
 from profiles.scores import SCORES, FloatArray, Score
 
+Metric = Literal["agreement", "harm", "sequences"]
+"""The bounded loss. `agreement`: disagreement with the full model. `harm`: wrong answers where the full model is right,
+by labels. `sequences`: mean share of tokens that differ from the full model's sequences."""
 LEAST_DESIGN_SHARE = 0.1
 FLATTEST = 1e-3
 """Least slope of a risk model, used if the score is uninformative or misleading."""
@@ -38,6 +42,64 @@ RIDGE = 0.01
 """Weight of the ridge penalty, which keeps the slope finite if the ramp is never wrong."""
 LOG_PRICES = np.linspace(-12.0, 0.0, 200)
 """Logarithms of the prices at which thresholds for sequences are tested. At the first one, hardly any token leaves."""
+ROUNDING = 1e-9
+"""Tolerance above an integer below which a sum of losses is not rounded up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """A bound on the mean loss, and its confidence."""
+
+    budget: float = 0.01
+    """Largest mean loss. For labels and the metric `agreement`, it is the largest share of different answers."""
+    confidence: float = 0.90
+    """Probability, over the draw of the calibration inputs, that the budget is kept."""
+    among: int = 1
+    """Number of calibrations that are tested on the same inputs, of which one is selected. Each test gets an equal part
+    of the error probability (Bonferroni)."""
+
+    def __post_init__(self) -> None:
+        for name, share in (("budget", self.budget), ("confidence", self.confidence)):
+            if not 0 < share < 1:
+                raise DataError(f"the {name} must be between 0 and 1, not {share}")
+
+    @property
+    def may_fail(self) -> float:
+        """Probability that a test may accept thresholds that break the budget."""
+        return (1 - self.confidence) / self.among
+
+    @property
+    def least_inputs(self) -> int:
+        """Number of inputs that a test needs to accept thresholds without any loss."""
+        return int(np.ceil(np.log(self.may_fail) / np.log(1 - self.budget)))
+
+    @cache  # noqa: B019 # there are few guarantees, and the search is expensive
+    def inputs_for(self, lost: int) -> int:
+        """Returns how many inputs a test needs to accept `lost` inputs with a loss of 1, if losses are 0 or 1."""
+        numbers = range(self.least_inputs, 2**50)
+        return numbers[bisect_left(numbers, True, key=lambda number: self.holds(lost, number))]
+
+    def holds(self, total_loss: float, num_inputs: int, *, zero_one: bool = True) -> bool:
+        """Returns whether the total loss of the inputs rejects the hypothesis of a mean loss above the budget."""
+        return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= self.may_fail
+
+
+def p_value(total_loss: float, num_inputs: int, budget: float, *, zero_one: bool) -> float:
+    """Returns the probability of so small a total loss if the true mean were the budget.
+
+    It is exact for losses of 0 or 1 (binomial tail). Otherwise it is an upper bound, the smaller one of Hoeffding's and
+    Bentkus's (Angelopoulos et al., Learn then Test, proposition 3): with mean r and budget b, the smaller of
+    exp(-n h(min(r, b), b)) and e P(Bin(n, b) <= ceil(n r)), where h(a, b) = a ln(a/b) + (1-a) ln((1-a)/(1-b)).
+    """
+    from scipy.stats import binom  # takes a second, and reading a calibration imports this module
+
+    if zero_one:
+        return float(binom.cdf(round(total_loss), num_inputs, budget))
+    mean = min(total_loss / num_inputs, budget)
+    below = mean * np.log(mean / budget) if mean > 0 else 0.0  # 0 ln 0 = 0
+    hoeffding = np.exp(-num_inputs * (below + (1 - mean) * np.log((1 - mean) / (1 - budget))))
+    bentkus = np.e * binom.cdf(np.ceil(total_loss - ROUNDING), num_inputs, budget)
+    return float(min(hoeffding, bentkus, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

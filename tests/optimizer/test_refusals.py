@@ -12,8 +12,7 @@ import numpy as np
 import yaml
 
 from earlyexit.network.boundary import Split
-from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.thresholds import lay_path, sequences_of
+from optimizer.calibration.thresholds import Guarantee, lay_path, sequences_of
 from optimizer.cost.evaluate import evaluate
 from optimizer.cost.rescore import joint_reach
 from optimizer.live.tuning.base import check_tunable

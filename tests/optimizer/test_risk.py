@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from optimizer.calibration.risk import Guarantee, p_value
+from optimizer.calibration.thresholds import Guarantee, p_value
 
 
 @pytest.mark.parametrize(

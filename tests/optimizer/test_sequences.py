@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.thresholds import bounded_losses, lay_path, learn_then_test, sequences_of
+from optimizer.calibration.thresholds import Guarantee, bounded_losses, lay_path, learn_then_test, sequences_of
 from profiles.records import ExitRecords
 from tests.exit_records import exit_records
 

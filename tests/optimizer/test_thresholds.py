@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from earlyexit.tasks.regression import RegressionTask
-from optimizer.calibration.risk import Guarantee
-from optimizer.calibration.thresholds import Path, design_rows, few_ramps, lay_path, learn_then_test, split_rows
+from optimizer.calibration.thresholds import (
+    Guarantee,
+    Path,
+    design_rows,
+    few_ramps,
+    lay_path,
+    learn_then_test,
+    split_rows,
+)
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, Score
 from tests.exit_records import exit_records

@@ -11,7 +11,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.policies import POLICIES, kind_of
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.plans.plan import PolicySpec
 from profiles.scores import SCORES, FloatArray, Score

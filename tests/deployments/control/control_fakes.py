@@ -17,7 +17,7 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.cost.evaluate import evaluate
 from optimizer.live.tuning.base import NewThresholds, Reason, Tuner, TunerSettings, TunerState, never

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from optimizer.calibration.risk import Guarantee
+from optimizer.calibration.thresholds import Guarantee
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning.base import NewThresholds, Tuner, TunerSettings
 from profiles.scores import SCORES
