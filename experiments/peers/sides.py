@@ -32,8 +32,8 @@ from offramp.commands.profile import kept_profile, on_cores, plan_for, processor
 from offramp.demo.turns import manual_control
 from offramp.load.sustained import Search
 from optimizer.plans.plan import Plan
+from optimizer.problems.entries import Recorded
 from optimizer.problems.problem import PlanProblem
-from optimizer.problems.survival_file import Recorded
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Strategy
 

@@ -29,10 +29,9 @@ from offramp.commands.plan import answer
 from offramp.spec.documents import ServeJob
 from optimizer.calibration.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec
-from optimizer.problems.entries import with_rows
+from optimizer.problems.entries import Recorded, with_rows
 from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.problems.problem_file import ProblemFile
-from optimizer.problems.survival_file import Recorded
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Strategy
 from profiles.latency import LatencyProfile

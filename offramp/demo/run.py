@@ -30,8 +30,8 @@ from offramp.demo.turns import Load, PlanRun, compare_plans, manual_control, res
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from optimizer.plans.plan import Plan, PolicySpec
 from optimizer.plans.plan_file import plan_document, write_plan
+from optimizer.problems.entries import Recorded
 from optimizer.problems.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.problems.survival_file import Recorded
 from optimizer.search.decision import Strategy
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable

@@ -44,7 +44,7 @@ from optimizer.calibration.calibration_file import (
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, stock_plan
 from optimizer.plans.plan_file import ModelShape, Order, read_plan
-from optimizer.problems.entries import FileLengths, Latencies, latency_tables, with_rows
+from optimizer.problems.entries import FileLengths, FileThresholds, Latencies, Recorded, latency_tables, with_rows
 from optimizer.problems.networks import with_slower_networks
 from optimizer.problems.problem import (
     IN_TIME,
@@ -60,7 +60,6 @@ from optimizer.problems.problem import (
     Supply,
 )
 from optimizer.problems.problem_file import BudgetDocument, ProblemFile
-from optimizer.problems.survival_file import FileThresholds, Recorded
 from optimizer.problems.tokens import in_tokens
 from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import NoPlan

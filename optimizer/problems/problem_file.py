@@ -18,7 +18,18 @@ from optimizer.calibration.calibration_file import policy_of_records
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.plans.plan import PolicySpec
 from optimizer.plans.plan_file import MOST_CHAINS, Order
-from optimizer.problems.entries import FileBytes, FileLengths, Latencies, latency_tables, lengths_document, with_rows
+from optimizer.problems.entries import (
+    BatchesDocument,
+    FileBytes,
+    FileLengths,
+    FileSurvival,
+    Latencies,
+    Recorded,
+    RecordsDocument,
+    latency_tables,
+    lengths_document,
+    with_rows,
+)
 from optimizer.problems.models_file import Kept, Tokens, as_chain, chain_of, with_pruning
 from optimizer.problems.problem import (
     MAX_BLOCKS,
@@ -34,7 +45,6 @@ from optimizer.problems.problem import (
     Supply,
     UsdPerHour,
 )
-from optimizer.problems.survival_file import BatchesDocument, FileSurvival, Recorded, RecordsDocument
 from optimizer.problems.tokens import in_tokens
 from profiles.lengths import MOST_TOKENS, Lengths, Pairs, grouped, read_sequences
 from profiles.networks import prune_of, survival_of

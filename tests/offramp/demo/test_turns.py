@@ -15,7 +15,7 @@ from offramp.demo.run import V100, draw, emulated_problem
 from offramp.demo.turns import Load, PlanRun, batch_at_block, mean, results_table, summarize
 from offramp.load.generator import RequestRecord
 from optimizer.plans.plan import Plan, PolicySpec, Stage
-from optimizer.problems.survival_file import Recorded
+from optimizer.problems.entries import Recorded
 from tests.exit_records import exit_records
 
 FUSED = (Split(first=0, end=1, batch=16, ramps=(0,)), Split(first=1, end=4, batch=16, ramps=(2,)))

@@ -34,9 +34,9 @@ from optimizer.calibration.ensemble import mix_networks
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import PolicySpec, Stage
 from optimizer.plans.plan_file import read_plan, write_plan
+from optimizer.problems.entries import Recorded
 from optimizer.problems.problem import PlanProblem
 from optimizer.problems.problem_file import ProblemFile, parse_problem
-from optimizer.problems.survival_file import Recorded
 from optimizer.problems.what_if import Axis
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from profiles.forecast import Method, SurvivalForecast
