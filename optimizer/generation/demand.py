@@ -108,11 +108,10 @@ class Generation:
     @property
     def held_tokens(self) -> float:
         """The mean number of tokens for which a sequence holds memory, including the unused half of its last page."""
-        if self.kv is None or self.kv.reserved_tokens is None:
-            tokens = self.prompt.mean + self.output.mean
-        else:
-            tokens = self.kv.reserved_tokens
-        return tokens + (0.0 if self.kv is None else (self.kv.page_tokens - 1) / 2)
+        tokens = self.prompt.mean + self.output.mean
+        if self.kv is None:
+            return tokens
+        return (self.kv.reserved_tokens or tokens) + (self.kv.page_tokens - 1) / 2
 
 
 def _never_run(share: float, num_steps: float) -> float:

@@ -50,8 +50,7 @@ class DecoderSeconds:
             seconds_N = np.maximum(seconds_N, _at_size(self._prompts_s_XN, prompt) + added_s_N)
         if self._context is None or not steps:
             return seconds_N
-        in_context_s_N: FloatArray = np.maximum(seconds_N + self._context_s * (context - steps * self._context), 0.0)
-        return in_context_s_N
+        return np.asarray(np.maximum(seconds_N + self._context_s * (context - steps * self._context), 0.0))
 
     def head(self, inputs: int) -> float:
         """Returns the seconds of one call of the vocabulary head."""
@@ -67,8 +66,8 @@ class DecoderSeconds:
         below_N = measured_N.astype(np.int64)
         further_N = np.minimum(below_N + 1, self.largest)
         low_s_N, high_s_N = self._steps_s_XN[below_N, self._blocks], self._steps_s_XN[further_N, self._blocks]
-        measured_s_N: FloatArray = low_s_N + (measured_N - below_N) * (high_s_N - low_s_N)
-        return measured_s_N * np.maximum(rows_N / self.largest, 1.0)
+        measured_s_N = low_s_N + (measured_N - below_N) * (high_s_N - low_s_N)
+        return np.asarray(measured_s_N * np.maximum(rows_N / self.largest, 1.0))
 
 
 def at_context(table: LatencyTable, context: float) -> LatencyTable:
@@ -96,5 +95,4 @@ def _with_zero(seconds_NX: FloatArray) -> FloatArray:
 def _at_size(seconds_XN: FloatArray, number: int) -> FloatArray:
     """Returns the seconds at a whole number. Beyond the end of the table, seconds grow in proportion."""
     last = len(seconds_XN) - 1
-    found: FloatArray = seconds_XN[min(number, last)] * max(1.0, number / last)
-    return found
+    return np.asarray(seconds_XN[min(number, last)] * max(1.0, number / last))

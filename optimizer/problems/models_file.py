@@ -182,7 +182,5 @@ def with_pruning(problem: PlanProblem, records: ExitRecords) -> PlanProblem:
 
 def chain_of(networks: Sequence[int], ramps: Sequence[int]) -> Chain:
     """Returns the chain as exit records describe it, with the ends of networks among its ramps."""
-    starts = (0, *networks[:-1])
-    lengths = tuple(end - start for start, end in zip(starts, networks, strict=True))
-    every = {*ramps, *(end - 1 for end in networks[:-1])}
-    return Chain(names=tuple(map(str, range(len(lengths)))), lengths=lengths, ramps=tuple(sorted(every)))
+    lengths, every = np.diff(networks, prepend=0).tolist(), {*ramps, *(end - 1 for end in networks[:-1])}
+    return Chain(names=tuple(map(str, range(len(lengths)))), lengths=tuple(lengths), ramps=tuple(sorted(every)))

@@ -90,13 +90,11 @@ class Subproblem:
 
     def stages_of(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """Converts stages of the cascade to the subproblem's block numbers."""
-        new = {block: number for number, block in enumerate(self.blocks)}
-        return with_splits(stages, lambda _, split: _renumbered(split, new))
+        return _renumbered(stages, {block: number for number, block in enumerate(self.blocks)})
 
     def in_cascade(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """Converts stages of the subproblem to the cascade's block numbers."""
-        cascade = dict(enumerate(self.blocks))
-        return with_splits(stages, lambda _, split: _renumbered(split, cascade))
+        return _renumbered(stages, dict(enumerate(self.blocks)))
 
     def shares_of(self, reach: Callable[[Sequence[int]], Sequence[float]]) -> Callable[[Sequence[int]], list[float]]:
         """Converts a survival function of the cascade to one of the subproblem."""
@@ -140,9 +138,7 @@ def by_block(networks: Sequence[int], values: Sequence[float]) -> FloatArray:
 
 def with_slower_networks(table: LatencyTable, networks: Sequence[int], factors: Sequence[float]) -> LatencyTable:
     """Returns a cascade's table with the first networks slowed down by factors: they compute attention for pruning."""
-    factors_N = np.ones(len(table.block_s_NB))
-    for start, end, factor in zip((0, *networks), networks, factors, strict=False):
-        factors_N[start:end] = factor
+    factors_N = by_block(networks, [*factors, *[1.0] * (len(networks) - len(factors))])
     return replace(table, block_s_NB=table.block_s_NB * factors_N[:, None])
 
 
@@ -168,9 +164,12 @@ def subproblem_of(problem: PlanProblem, stages: Sequence[Stage]) -> Subproblem:
     return part
 
 
-def _renumbered(split: Split, new: Mapping[int, int]) -> Split:
-    ramps = tuple(new[ramp] for ramp in split.ramps)
-    return replace(split, first=new[split.first], end=new[split.end - 1] + 1, ramps=ramps)
+def _renumbered(stages: Sequence[Stage], new: Mapping[int, int]) -> tuple[Stage, ...]:
+    def renumbered(_: Stage, split: Split) -> Split:
+        ramps = tuple(new[ramp] for ramp in split.ramps)
+        return replace(split, first=new[split.first], end=new[split.end - 1] + 1, ramps=ramps)
+
+    return with_splits(stages, renumbered)
 
 
 def _batches(batches: RecordedBatches, ramps: Sequence[int], new: Mapping[int, int]) -> RecordedBatches:

@@ -46,7 +46,7 @@ from optimizer.problems.problem import (
     UsdPerHour,
 )
 from optimizer.problems.tokens import in_tokens
-from profiles.lengths import MOST_TOKENS, Lengths, Pairs, grouped, read_sequences
+from profiles.lengths import MOST_TOKENS, grouped, read_sequences
 from profiles.networks import prune_of, survival_of
 from profiles.table import LatencyTable, Seconds
 
@@ -194,25 +194,19 @@ class GenerationDocument(StrictDocument):
 
     def generation(self, prefill: Mapping[str, LatencyTable] | None, folder: Path) -> Generation:
         """Returns the sequences; raises InputError with the path of the wrong value."""
-        prompt, output, recorded = self._lengths(folder)
+        prompt, output, recorded = self.prompt_tokens, self.output_tokens, None
+        if self.lengths is not None:
+            with within("lengths"):
+                if prompt is not None or output is not None:
+                    raise InputError(
+                        "a table of lengths replaces prompt_tokens and output_tokens; leave out one of the two"
+                    )
+                recorded = read_sequences(folder / self.lengths)
+                prompt, output = map(grouped, zip(*recorded, strict=True))
+        if prompt is None or output is None:
+            raise PlanError("generation needs prompt_tokens and output_tokens, or lengths of recorded sequences")
         same = {name: getattr(self, name) for name in OF_GENERATION}
         return Generation(prompt=prompt, output=output, recorded=recorded, prefill=prefill, **same)
-
-    def _lengths(self, folder: Path) -> tuple[Lengths, Lengths, Pairs | None]:
-        """Returns the lengths of prompts and of answers, and the recorded sequences if the file names any."""
-        prompt, output = self.prompt_tokens, self.output_tokens
-        if self.lengths is None:
-            if prompt is None or output is None:
-                raise PlanError("generation needs prompt_tokens and output_tokens, or lengths of recorded sequences")
-            return prompt, output, None
-        with within("lengths"):
-            if prompt is not None or output is not None:
-                raise InputError(
-                    "a table of lengths replaces prompt_tokens and output_tokens; leave out one of the two"
-                )
-            recorded = read_sequences(folder / self.lengths)
-            prompts, answers = zip(*recorded, strict=True)
-            return grouped(prompts), grouped(answers), recorded
 
 
 class SurvivalOfDocument(StrictDocument):

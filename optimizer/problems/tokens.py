@@ -58,11 +58,11 @@ def bytes_length(problem: PlanProblem) -> int:
 
 def with_budgets(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Converts the stages of a plan in tokens: each batch becomes a budget of tokens and of inputs."""
-    lengths, tokens_N = _lengths(problem), _tokens_N(problem)
+    tokens_N = _tokens_N(problem)
 
     def with_budget(stage: Stage, split: Split) -> Split:
-        tokens = _budgets(problem, stage.device, lengths)[split.batch]
-        batch = max(1, math.ceil(tokens / lengths.shortest))
+        tokens = _budgets(problem, stage.device)[split.batch]
+        batch = max(1, math.ceil(tokens / _lengths(problem).shortest))
         return replace(split, batch=batch, tokens=max(1, math.ceil(round(tokens * tokens_N[split.first], 9))))
 
     return with_splits(stages, with_budget)
@@ -105,20 +105,18 @@ def _tokens_N(problem: PlanProblem) -> FloatArray:
 
 
 def _table_in_tokens(problem: PlanProblem, device: str) -> LatencyTable:
-    table, lengths = problem.latency[device], _lengths(problem)
-    sizes = tuple(_budgets(problem, device, lengths))
+    table, sizes = problem.latency[device], tuple(_budgets(problem, device))
     size_X = np.array(sizes) / (table.length or 1)
     return replace(at_sizes(table, sizes, np.outer(_tokens_N(problem), size_X), problem.ramps), length=1)
 
 
-def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, int]:
+def _budgets(problem: PlanProblem, device: str) -> dict[int, int]:
     """Returns the token budgets of measured batches, by the ascending mean tokens of a batch with that budget.
 
     Both are in the unit of `lengths`. If a network has more tokens per input, its batch must be measured as well.
     """
-    table, factor = problem.latency[device], max((1.0, *problem.network_tokens))
-    length = table.length or 1
-    budgets: dict[int, int] = {}
+    table, lengths, factor = problem.latency[device], _lengths(problem), max((1.0, *problem.network_tokens))
+    length, budgets = table.length or 1, dict[int, int]()
     for batch in table.batches:
         budget = min(batch * length, math.floor(most_tokens(table) / factor))
         filled = round(lengths.filled(budget), 6)
