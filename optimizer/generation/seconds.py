@@ -26,15 +26,15 @@ class DecoderSeconds:
         prompts = body if prefill is None else without_head(prefill)[0]
         self.largest = steps.batches[-1]
         """Largest measured batch of steps."""
-        self._most_prompt = prompts.batches[-1] * (prompts.length or 1)
         self._context = steps.context
         self._context_s = steps.context_s * slowness
         sizes_X = np.arange(1, self.largest + 1, dtype=np.float64)
         self._steps_s_XN = _with_zero(body.blocks_at(sizes_X)) * slowness
         self._head_s_X = _with_zero(np.interp(sizes_X, steps.batches, head_s_B)[None]) * slowness
         self._ramp_s_XE = _with_zero(steps.ramps_at(sizes_X)) * slowness
-        tokens_X = np.arange(1, self._most_prompt + 1, dtype=np.float64)
-        self._prompts_s_XN = _with_zero(prompts.blocks_at(tokens_X / (prompts.length or 1))) * slowness
+        length = prompts.length or 1
+        tokens_X = np.arange(1, prompts.batches[-1] * length + 1, dtype=np.float64)
+        self._prompts_s_XN = _with_zero(prompts.blocks_at(tokens_X / length)) * slowness
         self._blocks = np.arange(len(body.block_s_NB))
 
     def blocks(self, rows_N: FloatArray, prompt: int = 0, *, steps: int = 0, context: int = 0) -> FloatArray:
