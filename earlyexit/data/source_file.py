@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -134,9 +134,8 @@ class Source:
 
         `called`: name of the document in messages. `folder`: folder of files in the document, for validators.
         """
-        kind: Any = shape
         try:
-            document: Document = adapter_of(kind).validate_python(self.document, context=folder)
+            document: Document = adapter_of(cast("Any", shape)).validate_python(self.document, context=folder)
         except ValidationError as error:
             at, details = _first_mistake(error, self.document)
             if details["type"] == REFUSED:

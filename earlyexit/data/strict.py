@@ -55,18 +55,19 @@ def _read(cls: type, known: Sequence[str], value: Any, read: core_schema.Validat
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
-        *most, last = known
-        fields = {"fields": f"{', '.join(most)} and {last}" if most else last}
-        raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", fields)
+        fields = f"{', '.join(known[:-1])} and {known[-1]}".removeprefix(" and ")
+        raise PydanticCustomError("mapping_type", f"Input should be a mapping with {fields}")
     for name, field_value in value.items():
+        texts = field_value if isinstance(field_value, list) else [field_value]
         if name not in known:
-            error = PydanticCustomError(
-                "unknown_field", "unknown field; known are {known}", {"known": ", ".join(known)}
-            )
-            raise mistake_at((str(name),), error, field_value)
-    if isinstance(value.get("schema_version"), bool):  # True equals 1, so that Literal[1] would accept it
-        error = PydanticCustomError("int_type", "Input should be a valid integer")
-        raise mistake_at(("schema_version",), error, value["schema_version"])
+            kind, message = "unknown_field", f"unknown field; known are {', '.join(known)}"
+        elif any(isinstance(text, str) and "\0" in text for text in texts):
+            kind, message = "null_character", "text must not contain a null character"
+        elif name == "schema_version" and isinstance(field_value, bool):  # True equals 1, which Literal[1] would accept
+            kind, message = "int_type", "Input should be a valid integer"
+        else:
+            continue
+        raise mistake_at((str(name),), PydanticCustomError(kind, message), field_value)
     try:
         return read(value)
     except InputError as error:
