@@ -48,8 +48,8 @@ from offramp.commands.thresholds import (
     promised_records,
 )
 from optimizer.calibration.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
-from optimizer.calibration.confidences import LEVELS, choose_confidences
 from optimizer.calibration.ensemble import fit_weights, held_out_gain
+from optimizer.calibration.thresholds import LEVELS, choose_confidences
 from optimizer.plans.plan import policy_of_score
 from profiles.latency import LatencyProfile
 from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT, subsets

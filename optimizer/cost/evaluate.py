@@ -28,13 +28,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, step_seconds
-from optimizer.cost.queues import Load
 from optimizer.generation.steps import broken_promises, seconds_of_steps
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.networks import Subproblem, subproblem_of
@@ -359,6 +359,39 @@ def queue_s(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) 
         means_s = sum(mean_s for mean_s, _ in queues)
         longest_s = max(longest_s, means_s + max(tail_s - mean_s for mean_s, tail_s in queues))
     return longest_s
+
+
+class Load(NamedTuple):
+    """The load of the replicas of a stage, or of their links, and its queues if inputs arrive at random.
+
+    The waiting work is a random walk: each input adds x seconds, and m replicas remove m seconds per second. In heavy
+    traffic, its tail is exponential (Kingman 1962; Köllerström 1974 for m servers). At R inputs per second, a wait
+    exceeds w with probability a exp(-w/t), where t = R E[x^2] / (2 m (m - R E[x])). The probability that all replicas
+    are busy is about a = r^(sqrt(2(m+1)) - 1) with r = R E[x] / m (Sakasegawa 1977). In a batch of b inputs that takes
+    T, each input adds T/b, so larger batches make queues steadier.
+    """
+
+    rate_per_s: float
+    """Arrival rate, R."""
+    replicas: int
+    work_s: float
+    """Mean seconds of work per input, E[x]."""
+    square_s2: float
+    """Mean square of the seconds per input, E[x^2]."""
+
+    def queue_s(self, late: float) -> tuple[float, float]:
+        """Returns the mean wait and the wait that a share `late` exceeds; 0 and infinity if replicas are too few."""
+        m, idle = self.replicas, self.replicas - self.rate_per_s * self.work_s
+        if idle <= 0:
+            return 0.0, math.inf
+        tail_s = self.rate_per_s * self.square_s2 / (2 * m * idle)
+        busy = (1 - idle / m) ** (math.sqrt(2 * (m + 1)) - 1)
+        return busy * tail_s, tail_s * max(0.0, math.log(busy / late)) if busy else 0.0
+
+    def overprovisioning(self, late: float, room_s: float) -> float:
+        """Returns the factor on the planned rate with which at most a share `late` waits longer than `room_s`."""
+        walk_s = -math.log(late) * self.square_s2 / (2 * self.replicas * room_s)
+        return 1 + walk_s / self.work_s if self.work_s else 1.0
 
 
 def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[list[Load]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optimizer.calibration.confidences import LEVELS, NUM_CONFIDENCES, ShareArray, candidates, choose_confidences
+from optimizer.calibration.thresholds import LEVELS, NUM_CONFIDENCES, ShareArray, candidates, choose_confidences
 from profiles.scores import SCORES, FloatArray
 
 

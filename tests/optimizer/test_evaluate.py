@@ -11,8 +11,7 @@ import pytest
 
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import step_seconds
-from optimizer.cost.evaluate import Evaluation, evaluate, loads, predictions, queue_s, violations
-from optimizer.cost.queues import Load
+from optimizer.cost.evaluate import Evaluation, Load, evaluate, loads, predictions, queue_s, violations
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_shares
 from profiles.table import LatencyTable
