@@ -41,9 +41,9 @@ class Fleet:
 
     def __post_init__(self) -> None:
         for name, (problem, _) in self.models.items():
-            own = {"generation": problem.generation, "networks": problem.networks, "ingress": problem.ingress}
-            for field, value in {**own, "budget": problem.budget_usd_per_hour}.items():
-                if value not in (None, ()):
+            for field in ("generation", "networks", "ingress", "budget_usd_per_hour"):
+                if getattr(problem, field) not in (None, ()):
+                    field = field.removesuffix("_usd_per_hour")
                     raise PlanError(f"model {name!r} has {field}, which fleets do not support", at=(name,))
             if problem.devices != self.problems[0].devices:
                 raise PlanError(f"model {name!r} has devices of its own, but a fleet shares them", at=(name,))
