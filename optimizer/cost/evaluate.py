@@ -48,7 +48,7 @@ from optimizer.problems.problem import (
     reach_of,
 )
 from optimizer.problems.tokens import in_token_batches, in_tokens
-from profiles.records import RecordedBatches
+from profiles.records import IntArray, RecordedBatches
 
 # Relative difference up to which rates and latencies are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
@@ -93,6 +93,11 @@ class StageFigures:
     hop_s: float
     """Transfer time after the stage (T_x); 0 after the last stage."""
     hop_rate_per_s: float
+
+    def per_input(self, mean: float) -> StageFigures:
+        """Returns figures per input of `mean` tokens from figures per token. Latencies do not change."""
+        rate_per_s, hop_rate_per_s = self.rate_per_s / mean, self.hop_rate_per_s / mean
+        return replace(self, work_s=self.work_s * mean, rate_per_s=rate_per_s, hop_rate_per_s=hop_rate_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +157,19 @@ def evaluate(
     if len(chains) > 1:
         return _evaluate_parallel(problem, chains, shares, reach)
     part = _fitting_part(problem, stages)
-    inner, inner_stages = part.problem, stages
+    inner, inner_stages, mean = part.problem, stages, 1.0
     if inner is not problem:
         inner_stages = part.stages_of(stages)
         reach = inner.batches if isinstance(reach, RecordedBatches) else reach and part.shares_of(reach)
     if inner.lengths is not None:
-        figures = _evaluate_chain(in_tokens(inner), in_token_batches(inner, inner_stages), reach)
-        return _of_plan(figures, stages, inner.lengths.mean)
-    figures = _evaluate_chain(inner, inner_stages, reach)
-    return figures if inner is problem else _of_plan(figures, stages)
+        mean, inner, inner_stages = inner.lengths.mean, in_tokens(inner), in_token_batches(inner, inner_stages)
+    ramps = [ramp for stage in inner_stages for split in stage.splits for ramp in split.ramps]
+    exits_N = reach.exits_N(ramps) if isinstance(reach, RecordedBatches) else None
+    shares_of = reach_of(reach) if isinstance(reach, RecordedBatches) else reach
+    unanswered_N = nested_shares(inner.survival_N, ramps) if shares_of is None else shares_of(ramps)
+    share_N = computed_shares(stages[0].splits[0], unanswered_N)
+    chain = _Chain(problem=inner, share_N=share_N, unanswered_N=unanswered_N, exits_N=exits_N, mean=mean)
+    return chain.evaluated(inner_stages, stages)
 
 
 def _evaluate_parallel(
@@ -218,68 +227,99 @@ def _default_shares(problem: PlanProblem, alone: Sequence[Evaluation]) -> Sequen
     return [(rate + part * (each.rate_per_s - rate)) / required_per_s for rate, each in zip(least, alone, strict=True)]
 
 
-def _evaluate_chain(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | RecordedBatches | None) -> Evaluation:
-    """Evaluates a single chain, counted in inputs or in tokens."""
-    ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    shares_of = reach_of(reach) if isinstance(reach, RecordedBatches) else reach
-    unanswered_N = nested_shares(problem.survival_N, ramps) if shares_of is None else shares_of(ramps)
-    exits_N = reach.exits_N(ramps) if isinstance(reach, RecordedBatches) else None
-    share_N = computed_shares(stages[0].splits[0], unanswered_N)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chain:
+    """The cost model of a single chain, counted in inputs or in tokens. Figures are per input of the service."""
 
-    def steps_of(stage: Stage, split: Split) -> Sequence[StepSeconds]:
-        table = problem.latency[stage.device]
-        if exits_N is not None and (known := recorded_steps(table, problem.ramps, split, exits_N)):
+    problem: PlanProblem
+    share_N: Sequence[float]
+    """Share of the inputs that each block computes: s."""
+    unanswered_N: Sequence[float]
+    """Share of the inputs that reach each block without an answer: u."""
+    exits_N: IntArray | None
+    """The block after which each recorded input leaves; None: seconds are those of the mean batch."""
+    mean: float
+    """Tokens per input if the problem is in tokens, else 1."""
+
+    def evaluated(self, stages: Sequence[Stage], own: Sequence[Stage]) -> Evaluation:
+        """Returns the figures of stages that the plan has as `own`: in other blocks, or with budgets of tokens."""
+        problem, unanswered_N = self.problem, self.unanswered_N
+        steps = [[self._steps(stage, split) for split in stage.splits] for stage in stages]
+        figures = [self._stage_figures(*each) for each in zip(stages, steps, strict=True)]
+        rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
+        served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
+        splits = tuple(
+            self._expected_split(index, stage, *each, served_per_s)
+            for index, stage in enumerate(stages)
+            for each in zip(stage.splits, own[index].splits, steps[index], strict=True)
+        )
+        ramp_s = sum(each.ramp_s for each in splits)
+        return Evaluation(
+            rate_per_s=rate_per_s / self.mean,
+            served_per_s=served_per_s / self.mean,
+            latency_s=sum(each.wait_s + each.inside_s + each.crossing_s for each in splits)
+            + sum(each.hop_s for each in figures),
+            mean_latency_s=sum(each.unanswered_s for each in splits)
+            + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
+            ramp_overhead=ramp_s / (sum(each.inside_s for each in splits) - ramp_s),
+            usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
+            splits=splits,
+            stages=tuple(each.per_input(self.mean) for each in figures),
+        )
+
+    def _steps(self, stage: Stage, split: Split) -> Sequence[StepSeconds]:
+        problem, table = self.problem, self.problem.latency[stage.device]
+        if self.exits_N is not None and (known := recorded_steps(table, problem.ramps, split, self.exits_N)):
             return known
         if problem.generation is not None:
-            return seconds_of_steps(problem, stage.device, split, unanswered_N)
-        return step_seconds(table, problem.ramps, split, unanswered_N, unit=problem.tokens_per_input)
+            return seconds_of_steps(problem, stage.device, split, self.unanswered_N)
+        return step_seconds(table, problem.ramps, split, self.unanswered_N, unit=problem.tokens_per_input)
 
-    steps = [[steps_of(stage, split) for split in stage.splits] for stage in stages]
-    figures = tuple(_stage_figures(problem, *each, share_N) for each in zip(stages, steps, strict=True))
-    rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
-    served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
-    splits = tuple(
-        _expected_split(problem, stages, stage_index, split, split_steps, served_per_s, share_N, unanswered_N)
-        for stage_index, stage in enumerate(stages)
-        for split, split_steps in zip(stage.splits, steps[stage_index], strict=True)
-    )
-    ramp_s = sum(each.ramp_s for each in splits)
-    return Evaluation(
-        rate_per_s=rate_per_s,
-        served_per_s=served_per_s,
-        latency_s=sum(each.wait_s + each.inside_s + each.crossing_s for each in splits)
-        + sum(each.hop_s for each in figures),
-        mean_latency_s=sum(each.unanswered_s for each in splits)
-        + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
-        ramp_overhead=ramp_s / (sum(each.inside_s for each in splits) - ramp_s),
-        usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
-        splits=splits,
-        stages=figures,
-    )
+    def _stage_figures(self, stage: Stage, steps: Sequence[Sequence[StepSeconds]]) -> StageFigures:
+        """Returns the rate limits of a stage, still per token."""
+        work_s, hop_s, hop_rate_per_s = 0.0, 0.0, np.inf
+        for split, split_steps in zip(stage.splits, steps, strict=True):
+            work_s += self.share_N[split.first] * sum(each.mean_s for each in split_steps) / split.batch
+        if stage.end < self.problem.num_blocks:
+            hop_s = self._hop_s(stage, stage.splits[-1])
+            hop_rate_per_s = _ratio(stage.replicas * split.batch, self.share_N[split.first] * hop_s)
+        rate_per_s = _ratio(stage.replicas, work_s)
+        return StageFigures(work_s=work_s, rate_per_s=rate_per_s, hop_s=hop_s, hop_rate_per_s=hop_rate_per_s)
 
+    def _expected_split(
+        self, stage_index: int, stage: Stage, split: Split, own: Split, steps: Sequence[StepSeconds], rate_per_s: float
+    ) -> ExpectedSplit:
+        problem, ends, reached_by = self.problem, self.problem.networks[:-1], self.share_N[split.first]
+        # The ingress fills one batch at the first split of a stage or of a network, else each replica fills one.
+        num_filling = 1 if split.first == stage.first or split.first in ends else stage.replicas
+        waits = split.batch > problem.tokens_per_input
+        wait_s = _ratio(num_filling * split.batch * waits, rate_per_s * reached_by)
+        unanswered, crossing_s = self.unanswered_N[split.first], 0.0
+        # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.
+        unanswered_s = sum(each.unanswered_s for each in steps) + (unanswered * wait_s / 2 if unanswered else 0.0)
+        if split.end in ends:
+            crossing_s = problem.crossing_s + (0.0 if split.end == stage.end else self._hop_s(stage, split))
+            unanswered_s += self.unanswered_N[split.end] * crossing_s
+        unit = self.mean if own.tokens is None else 1.0  # batches are in the unit of the plan's own batch size
+        return ExpectedSplit(
+            stage_index=stage_index,
+            split=own,
+            reached_by=reached_by,
+            seconds=sum(each.mean_s for each in steps),
+            inside_s=sum(each.block_s + each.ramp_s for each in steps),
+            ramp_s=sum(each.ramp_s for each in steps),
+            wait_s=wait_s,
+            unanswered_s=unanswered_s,
+            batch_at_block=tuple(size / unit for size in expected_batches(split, self.share_N, split.batch)),
+            crossing_s=crossing_s,
+        )
 
-def _of_plan(figures: Evaluation, stages: Sequence[Stage], mean: float = 1.0) -> Evaluation:
-    """Returns the figures with the plan's own splits and, of figures per token, per input of the mean length.
-
-    Latencies and prices do not change.
-    """
-
-    def split_figures(each: ExpectedSplit, split: Split) -> ExpectedSplit:
-        unit = mean if split.tokens is None else 1.0  # batches are in the unit of the split's own batch size
-        return replace(each, split=split, batch_at_block=tuple(tokens / unit for tokens in each.batch_at_block))
-
-    def stage_figures(each: StageFigures) -> StageFigures:
-        rate_per_s, hop_rate_per_s = each.rate_per_s / mean, each.hop_rate_per_s / mean
-        return replace(each, work_s=each.work_s * mean, rate_per_s=rate_per_s, hop_rate_per_s=hop_rate_per_s)
-
-    own = [split for stage in stages for split in stage.splits]
-    return replace(
-        figures,
-        rate_per_s=figures.rate_per_s / mean,
-        served_per_s=figures.served_per_s / mean,
-        splits=tuple(map(split_figures, figures.splits, own)),
-        stages=tuple(map(stage_figures, figures.stages)),
-    )
+    def _hop_s(self, stage: Stage, split: Split) -> float:
+        """Returns the transfer time (T_x in E3) of the inputs of a batch that remain after the split."""
+        problem, enters = self.problem, self.share_N[split.first]
+        remaining = split.batch * (self.share_N[split.end] / enters if enters else 1.0)
+        sent_s = problem.bytes_per_sample_N[split.end - 1] * remaining / problem.bandwidth_of(stage.device)
+        return problem.link.delay_s + sent_s
 
 
 def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
@@ -414,63 +454,6 @@ def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
                 chain_loads.append(Load(rate_per_s, stage.replicas, link_s, link_s**2 / reached_by))
         loads_by_chain.append(chain_loads)
     return loads_by_chain
-
-
-def _expected_split(
-    problem: PlanProblem,
-    stages: Sequence[Stage],
-    stage_index: int,
-    split: Split,
-    steps: Sequence[StepSeconds],
-    rate_per_s: float,
-    share_N: Sequence[float],
-    unanswered_N: Sequence[float],
-) -> ExpectedSplit:
-    stage, ends = stages[stage_index], problem.networks[:-1]
-    # The ingress fills one batch at the first split of a stage or of a network, else each replica fills one.
-    num_filling = 1 if split.first == stage.first or split.first in ends else stage.replicas
-    waits = split.batch > problem.tokens_per_input
-    wait_s = _ratio(num_filling * split.batch * waits, rate_per_s * share_N[split.first])
-    unanswered, crossing_s = unanswered_N[split.first], 0.0
-    # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.
-    unanswered_s = sum(each.unanswered_s for each in steps) + (unanswered * wait_s / 2 if unanswered else 0.0)
-    if split.end in ends:
-        crossing_s = problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, stage, split, share_N))
-        unanswered_s += unanswered_N[split.end] * crossing_s
-    return ExpectedSplit(
-        stage_index=stage_index,
-        split=split,
-        reached_by=share_N[split.first],
-        seconds=sum(each.mean_s for each in steps),
-        inside_s=sum(each.block_s + each.ramp_s for each in steps),
-        ramp_s=sum(each.ramp_s for each in steps),
-        wait_s=wait_s,
-        unanswered_s=unanswered_s,
-        batch_at_block=tuple(expected_batches(split, share_N, split.batch)),
-        crossing_s=crossing_s,
-    )
-
-
-def _stage_figures(
-    problem: PlanProblem, stage: Stage, steps: Sequence[Sequence[StepSeconds]], share_N: Sequence[float]
-) -> StageFigures:
-    seconds = [sum(each.mean_s for each in split_steps) for split_steps in steps]
-    work_s = sum(share_N[split.first] * each / split.batch for split, each in zip(stage.splits, seconds, strict=True))
-    hop_s, hop_rate_per_s = 0.0, np.inf
-    if stage.end < problem.num_blocks:
-        last = stage.splits[-1]
-        hop_s = _hop_s(problem, stage, last, share_N)
-        hop_rate_per_s = _ratio(stage.replicas * last.batch, share_N[last.first] * hop_s)
-    rate_per_s = _ratio(stage.replicas, work_s)
-    return StageFigures(work_s=work_s, rate_per_s=rate_per_s, hop_s=hop_s, hop_rate_per_s=hop_rate_per_s)
-
-
-def _hop_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
-    """Returns the transfer time (T_x in E3) of the inputs of a batch that remain after the split."""
-    enters = share_N[split.first]
-    remaining = split.batch * (share_N[split.end] / enters if enters else 1.0)
-    bandwidth = problem.bandwidth_of(stage.device)
-    return problem.link.delay_s + problem.bytes_per_sample_N[split.end - 1] * remaining / bandwidth
 
 
 def _ratio(numerator: float, denominator: float) -> float:
