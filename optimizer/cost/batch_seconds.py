@@ -37,8 +37,8 @@ def step_seconds(
 ) -> list[StepSeconds]:
     """Returns the times of the mean batch in the blocks of a split.
 
-    `size` is the size of a batch when it starts; by default the batch is full. An input counts as `unit`. `ramps` are
-    all ramps of the model.
+    `size` is the size of a batch at its start; by default it is full. An input counts as `unit`. `ramps` are those of
+    the model, active or not.
     """
     size, steps = split.batch if size is None else size, []
     insides = expected_batches(split, computed_shares(split, unanswered_N), size)

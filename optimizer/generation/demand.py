@@ -2,8 +2,7 @@
 
 A step is an input like any other, and its answer is a token. The first token of an answer comes from the prompt. A
 token that leaves early has no keys and values in the blocks behind its ramp, but later tokens of its sequence attend to
-them. So `earlyexit.sequences.kv` fills them in with a later token of the sequence. Let u be the share of steps
-that reach a block:
+them. So `earlyexit.sequences.kv` fills them in with a later token. Let u be the share of steps that reach a block:
 
 - *compute* runs all skipped tokens there, together with the next token that survives. In a sequence of n steps, only
   those without a later survivor are never run: (1-u)(1-(1-u)^n)/u of them if steps leave independently. So an exit

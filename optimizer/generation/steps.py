@@ -212,8 +212,8 @@ def sequence_figures(
 def running_sequences(stages: Sequence[Stage]) -> int:
     """Returns how many sequences keep all batches full.
 
-    Per replica, they are one running input and all inputs but one of each batch. The replicas of a later stage share
-    the queue of its first split.
+    Per replica, they are one running input and all inputs but one of each batch. Replicas of a later stage share one
+    queue of its first split.
     """
     inside = sum(stage.replicas * (1 + sum(split.batch - 1 for split in stage.splits)) for stage in stages)
     return inside + sum(stage.splits[0].batch - 1 for stage in stages[1:])

@@ -49,8 +49,7 @@ class PolicySpec(FromFile):
     own: str | None = None
     """For `own`: `module:name` of a policy made with `exit_wrapper`."""
     weights: ByRamp | None = None
-    """For ensembles: by the end of a network, the weight of the earlier networks' mixture in the next network's
-    answer."""
+    """For ensembles: by the end of a network, the weight of the mixture so far in the next network's answer."""
     decay: float | None = None
     """For tokens: number of tokens after which the extra caution at an answer's start has fallen to 1/e (N / tau in
     CALM, `earlyexit.policies.threshold.decayed`)."""

@@ -38,8 +38,7 @@ class ModelDocument(StrictDocument):
     """A model folder, relative to the file's folder. It defines blocks and ramps."""
     blocks: int | None = Field(default=None, ge=1, le=MAX_BLOCKS)
     ramps: tuple[int, ...] = Field((), strict=False)
-    """Ramps inside the network, in its own block numbers. The network's end is one more ramp; the last block's latency
-    contains its seconds."""
+    """Ramps inside the network, in its own block numbers. Its end is one more ramp, timed with the last block."""
     latency: Latencies
     """Like a problem's `latency`, for this network's own blocks and ramps."""
     bytes_per_sample: FileBytes = 0.0
