@@ -71,8 +71,13 @@ def by_networks(problem: PlanProblem, with_all: Reach, without_some: Reach) -> R
 
 def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
     """Scores a plan and its candidates with `reach`, and selects the best one that is still feasible."""
-    plans = dict.fromkeys((planned.stages, *planned.candidates))
-    candidates = tuple(_rescored(problem, stages, reach) for stages in plans)
+    by_batch = problem.batches if isinstance(problem.objective, MinimizeLatency) else None
+    distinct = dict.fromkeys((planned.stages, *planned.candidates))
+    plans = {stages: evaluate(problem, stages, by_batch or reach) for stages in distinct}
+    candidates = tuple(
+        Rescored(stages=stages, joint=joint, broken=tuple(violations(problem, stages, joint)))
+        for stages, joint in plans.items()
+    )
     feasible = [each for each in candidates if not each.broken]
     chosen = max(feasible, key=lambda each: merit(problem, each.joint), default=None)
     if chosen is not None and chosen.stages != planned.stages:
@@ -81,9 +86,3 @@ def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
         others = tuple(each for each in plans if each != chosen.stages)
         planned = replace(planned, stages=chosen.stages, figures=figures, gap=gap, candidates=others)
     return Rescoring(candidates=candidates, chosen=chosen, planned=planned)
-
-
-def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:
-    by_batch = problem.batches if isinstance(problem.objective, MinimizeLatency) else None
-    joint = evaluate(problem, stages, by_batch or reach)
-    return Rescored(stages=stages, joint=joint, broken=tuple(violations(problem, stages, joint)))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from earlyexit.errors import PlanError
 from optimizer.problems.problem import IN_TIME, MAX_COUNT, MaximizeRate, MinimizeCost, PlanProblem
-from profiles.table import MAX_BATCH, LatencyTable
+from profiles.table import MAX_BATCH
 
 AxisName = Literal["slo_s", "batch_limit", "usd_per_hour", "count", "rate_per_s"]
 
@@ -38,7 +38,11 @@ def variants(problem: PlanProblem, axis: Axis) -> tuple[PlanProblem, ...]:
 
 def with_batch_limit(problem: PlanProblem, limit: float) -> PlanProblem:
     """Returns the problem with batch sizes up to `limit`, and the devices that have any; raises PlanError for none."""
-    tables = {device: _limited(table, limit) for device, table in problem.latency.items() if table.batches[0] <= limit}
+    tables = {}
+    for device, table in problem.latency.items():
+        if kept := tuple(batch for batch in table.batches if batch <= limit):  # the first ones, because batches ascend
+            block_s_NB, ramp_s_EB = table.block_s_NB[:, : len(kept)], table.ramp_s_EB[:, : len(kept)]
+            tables[device] = replace(table, batches=kept, block_s_NB=block_s_NB, ramp_s_EB=ramp_s_EB)
     devices = {device: supply for device, supply in problem.devices.items() if device in tables}
     available = {device: supply for device, supply in problem.devices.items() if supply.count} or problem.devices
     if not available.keys() & devices.keys():
@@ -69,9 +73,3 @@ def _changed(problem: PlanProblem, axis: Axis, value: float) -> PlanProblem:
                 raise PlanError(f"unknown device {axis.device!r}; the problem's devices are {sorted(problem.devices)}")
             supply = replace(problem.devices[axis.device], count=int(value))
             return replace(problem, devices={**problem.devices, axis.device: supply})
-
-
-def _limited(table: LatencyTable, limit: float) -> LatencyTable:
-    kept = tuple(batch for batch in table.batches if batch <= limit)
-    columns = slice(len(kept))  # batches ascend
-    return replace(table, batches=kept, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])
