@@ -317,17 +317,18 @@ def stock_plan(num_blocks: int, *, networks: tuple[int, ...] = (), **stage: Any)
 
     `stage` holds the `batch` of all splits, and the `device` and `replicas` of their stage, here and below.
     """
-    return _one_stage((networks[-2] if networks else 0, num_blocks), (), None, networks, **stage)
+    return early_exit_plan(num_blocks, (), None, networks=networks, **stage)
 
 
 def early_exit_plan(
-    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, networks: tuple[int, ...] = (), **stage: Any
+    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec | None, *, networks: tuple[int, ...] = (), **stage: Any
 ) -> Plan:
     """Returns the plan of one split with all ramps, whose batches shrink (the baseline of E3 section 2.3).
 
     Of a cascade, it uses the last network alone, like the planner's strategy of this name.
     """
-    return _one_stage((networks[-2] if networks else 0, num_blocks), ramps, policy, networks, **stage)
+    bounds = networks[-2] if networks else 0, num_blocks
+    return Plan(stages=(_stage(bounds, ramps, **stage),), policy=policy, networks=networks)
 
 
 def serial_plan(
@@ -335,19 +336,16 @@ def serial_plan(
 ) -> Plan:
     """Returns the plan of one stage with a split after each ramp. Survivors wait on the device for a full batch."""
     bounds = sorted({0, *(ramp + 1 for ramp in ramps), *networks, num_blocks})
-    return _one_stage(bounds, ramps, policy, networks, **stage)
+    return Plan(stages=(_stage(bounds, ramps, **stage),), policy=policy, networks=networks)
 
 
-def _one_stage(
-    bounds: Sequence[int], ramps: tuple[int, ...], policy: PolicySpec | None, networks: tuple[int, ...], *,
-    batch: int, device: str = "cpu", replicas: int = 1,
-) -> Plan:  # fmt: skip
-    """Returns a plan of one stage, whose splits lie between the bounds and have the ramps inside them."""
+def _stage(bounds: Sequence[int], ramps: tuple[int, ...], *, batch: int, **stage: Any) -> Stage:
+    """Returns a stage whose splits lie between the bounds and have the ramps inside them."""
     splits = tuple(
         Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
         for first, end in pairwise(bounds)
     )
-    return Plan(stages=(Stage(device=device, replicas=replicas, splits=splits),), policy=policy, networks=networks)
+    return Stage(splits=splits, **stage)
 
 
 def check_split(split: Split, end: int | None, networks: tuple[int, ...]) -> None:
