@@ -116,16 +116,16 @@ def survival_of(
     Raises DataError as `of_networks` does.
     """
     survival = {}
-    for used in subsets(chain):
+    for used in subsets(len(chain.lengths)):
         of_subset = records if alone is None or len(used) == len(chain.lengths) else alone
         of_used = {ramp: threshold for ramp, threshold in thresholds.items() if chain.network_of(ramp) in used}
         survival[used] = of_networks(of_subset, used, chain).outcome(of_used).survival
     return survival
 
 
-def subsets(chain: Chain) -> Iterator[tuple[int, ...]]:
+def subsets(num_networks: int) -> Iterator[tuple[int, ...]]:
     """Yields all subsets of networks that include the last one, beginning with the last network alone."""
-    *others, last = range(len(chain.lengths))
+    *others, last = range(num_networks)
     for number in range(len(others) + 1):
         for chosen in combinations(others, number):
             yield (*chosen, last)

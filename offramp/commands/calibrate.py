@@ -375,7 +375,7 @@ def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: Chain) 
     views = recorded.views
     if weights is not None:
         facts = recorded.facts | {WEIGHTS: dict(weights)}
-        sets = sorted(subsets(chain), key=len, reverse=True)
+        sets = sorted(subsets(len(chain.lengths)), key=len, reverse=True)
         served = [mixed_outputs(outputs, chain, task, weights, used) for used in sets]
         views = [records_of_served(each, outputs, alone, recorded.truth, provenance=facts) for each in served]
     return replace(recorded, views=views, figures={"ensemble": results})

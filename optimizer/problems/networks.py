@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Stage, used_networks, with_splits
 from optimizer.problems.problem import PlanProblem, nested_shares
+from profiles.networks import subsets
 from profiles.records import RecordedBatches
 from profiles.table import FloatArray, LatencyTable
 
@@ -26,8 +26,7 @@ Used = tuple[int, ...]
 
 def network_sets(problem: PlanProblem) -> tuple[Used, ...]:
     """Returns every set of networks that contains the last network, smaller sets first."""
-    last = max(1, len(problem.networks)) - 1
-    return tuple((*others, last) for size in range(last + 1) for others in combinations(range(last), size))
+    return tuple(subsets(max(1, len(problem.networks))))
 
 
 def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:

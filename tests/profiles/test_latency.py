@@ -130,5 +130,5 @@ def test_survival_is_computed_for_every_set_of_networks_from_ramps_with_a_thresh
         (1, 2): (1, 1, 1, 0.5, 0.5),
         (0, 1, 2): (1, 0.75, 0.5, 0.25, 0.25),
     }
-    assert list(found) == list(subsets(CHAIN))
+    assert list(found) == list(subsets(len(CHAIN.lengths)))
     assert survival_of(RECORDS, {0: 0.5}, CHAIN)[0, 2] == (1, 0.75, 0.75, 0.75, 0.75)
