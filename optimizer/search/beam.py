@@ -1,7 +1,7 @@
 """Solves problems that are too big for an exact search: a good plan, a proven bound, and the gap between them.
 
 The bound comes from `optimizer.search.relaxation`. The active ramps of its best walk show which ramps are worthwhile.
-On the graph of the splits between these ramps (`optimizer.search.moves.nodes_around`), prices are computed again, now
+On the graph of the splits between these ramps (`optimizer.search.moves.build_graph`), prices are computed again, now
 with exact hops and stages. They guide a beam search (`optimizer.search.label_search`) for plans of a given rate, or
 within a given cost, ever closer to the bound. It first seeks plans of one split per stage, then plans of several
 splits near the best of these. `optimizer.cost.evaluate` scores every plan that it finds.
@@ -17,7 +17,7 @@ from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import FeasiblePlan, Found, joined
 from optimizer.search.exact import search_exactly
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
-from optimizer.search.moves import Graph, build_graph, near_stages, nodes_around
+from optimizer.search.moves import Graph, build_graph, near_stages
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, parts_of
 from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_planes
@@ -103,8 +103,7 @@ class ScaleSearch:
         return near_stages(graph, () if self._best is None else self._best.stages, distance)
 
     def _graph(self, width: int) -> Graph:
-        nodes = nodes_around(self.problem, self.relaxation.ramps, width)
-        return build_graph(self.problem, self.space, nodes=nodes)
+        return build_graph(self.problem, self.space, around=self.relaxation.ramps, width=width)
 
     def _climb(self, graph: Graph, prices: Prices, width: int, resolution: float, space: Space) -> None:
         """Searches for better plans in steps towards the bound. A step that finds nothing halves the next one."""

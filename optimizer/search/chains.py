@@ -34,7 +34,7 @@ from optimizer.search.label_search import (
     trace,
 )
 from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options, without_idle_devices
-from optimizer.search.moves import Graph, build_graph, nodes_around
+from optimizer.search.moves import Graph, build_graph
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, payable_names
 from optimizer.search.step import Labels
@@ -275,10 +275,10 @@ class ChainSearch:
         """Returns the graph of splits, and whether it is complete."""
         problem, space = self.problem, self.space
         is_large = num_splits(problem, space) > MAX_SPLITS
-        nodes = nodes_around(problem, self.relaxation.ramps, RANKS_NEAR) if is_large else None
         payable = replace(problem, devices={name: problem.devices[name] for name in self._names})
         is_complete = problem.num_blocks <= MAX_STAGES or not space.several_stages
-        return build_graph(payable, space, nodes=nodes), is_complete and not is_large
+        graph = build_graph(payable, space, around=self.relaxation.ramps, width=RANKS_NEAR if is_large else None)
+        return graph, is_complete and not is_large
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -18,29 +18,15 @@ from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
-from optimizer.search.space import RampRule, Space
-from optimizer.search.split_times import (
-    ALL,
-    CHOOSE,
-    INSIDE,
-    MEAN,
-    MOST_SETS,
-    NONE,
-    SPLIT_ENDS,
-    DeviceSeconds,
-    Ranks,
-    empty_split_times,
-    least_times,
-    ranks_of,
-    seconds_of,
-)
-from optimizer.search.step import FloatArray, IntArray, Labels, batch_inside, dominates, hop_s, with_doubled_capacity
+from optimizer.search.space import Space
+from optimizer.search.split_times import MOST_SETS, SplitTimes, empty_split_times, least_times
+from optimizer.search.step import FloatArray, IntArray, Labels, dominates, with_doubled_capacity
+from optimizer.search.tables import INSIDE, MEAN, ROUNDING, Tables, hop_s, tables_of
 
 FIGURES = 6
 """Number of real-valued columns of a move, which hold seconds or inputs."""
 MOST_MOVES = 20_000_000
-"""Moves of a device: for more, the memory does not suffice."""
-RULES: dict[RampRule, int] = {"choose": CHOOSE, "all": ALL, "none": NONE, "split-ends": SPLIT_ENDS}
+"""Moves of a graph: for more, the memory does not suffice."""
 
 
 class MoveArrays(NamedTuple):
@@ -51,7 +37,7 @@ class MoveArrays(NamedTuple):
     from_M: IntArray
     to_M: IntArray
     device_M: IntArray
-    batch_M: IntArray
+    run_M: IntArray
     rank_M: IntArray
     """Rank of the last active ramp at the split's end. It is stored because all ranks share the model's end node."""
     set_M: IntArray
@@ -77,10 +63,8 @@ class Graph:
     """All splits of a problem under a ramp rule."""
 
     problem: PlanProblem
-    rule: RampRule
     device_names: tuple[str, ...]
-    seconds: tuple[DeviceSeconds, ...]
-    """Latencies of the devices, in the same order."""
+    tables: Tables
     nodes: Nodes
     moves: MoveArrays
     _splits: dict[tuple[int, ...], Split] = field(default_factory=dict, repr=False, compare=False)
@@ -97,21 +81,18 @@ class Graph:
 
     def split_of(self, move: int) -> Split:
         """Returns the split that a move represents, with its best active ramps."""
-        problem, moves, node = self.problem, self.moves, self.moves.from_M[move]
-        figures = self.nodes.block_P[node], self.nodes.rank_P[node], self.nodes.block_P[moves.to_M[move]]
-        own = moves.rank_M[move], moves.set_M[move], moves.device_M[move], moves.batch_M[move]
-        key = tuple(map(int, (*figures, *own)))
+        tables, moves, nodes, node = self.tables, self.moves, self.nodes, self.moves.from_M[move]
+        own = nodes.rank_P[node], nodes.block_P[moves.to_M[move]], moves.rank_M[move], moves.set_M[move]
+        key = tuple(map(int, (moves.run_M[move], nodes.block_P[node], *own)))
         if key in self._splits:
             return self._splits[key]
-        first, entry, end, last, index, device, batch = key
-        ranks = ranks_of(problem)
-        splits = empty_split_times(problem.num_blocks, len(ranks.share_Q))
-        least_times(RULES[self.rule], first, entry, float(batch), self.seconds[device], ranks, splits)
-        ramps: list[int] = []
+        run, first, entry, end, last, index = key
+        splits, ramps = empty_split_times(tables), list[int]()
+        least_times(tables, run, first, entry, splits)
         while last != entry:
-            ramps.append(problem.ramps[last - 1])
+            ramps.insert(0, self.problem.ramps[last - 1])
             last, index = map(int, splits.before_QA2[last, index])
-        split = self._splits[key] = Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
+        split = self._splits[key] = Split(first=first, end=end, batch=int(tables.batch_R[run]), ramps=tuple(ramps))
         return split
 
     def stages_of(self, path: Iterable[tuple[int, int]]) -> tuple[Stage, ...]:
@@ -139,148 +120,106 @@ class Nodes(NamedTuple):
     """Node by boundary and rank; -1 if there is none."""
 
 
-def build_graph(problem: PlanProblem, space: Space, *, nodes: Nodes | None = None) -> Graph:
-    """Returns the graph of a space's splits between all nodes, or between `nodes`; raises PlanError for too many."""
-    if nodes is None:  # plans of one split need its two ends alone
-        is_one = not space.splits_per_stage and not space.several_stages
-        nodes = _nodes(problem, [(0, 0)]) if is_one else nodes_around(problem, (), len(problem.ramps) + 1)
-    names, ranks = device_names(problem), ranks_of(problem)
-    link, seconds = link_arrays(problem, names), tuple(seconds_of(problem, name, space.batch) for name in names)
-    parts = [(np.empty((0, 6), dtype=np.int64), np.empty((0, FIGURES)))]
-    for device, own in enumerate(seconds):
-        limits = float(problem.slo.limit_s), space.most_blocks or problem.num_blocks
-        parts.append(_moves_of_device(device, RULES[space.ramps], own, ranks, nodes, link, *limits))
-        if len(parts[-1][0]) > MOST_MOVES:
-            raise PlanError(f"more than {MOST_MOVES} splits to choose from")
-    int_MI, float_MF = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+def build_graph(problem: PlanProblem, space: Space, *, around: tuple[int, ...] = (), width: int | None = None) -> Graph:
+    """Returns the graph of a space's splits; raises PlanError for too many.
+
+    With `width`, splits begin only at this many ranks per boundary, near the last ramp of `around`.
+    """
+    tables = tables_of(problem, space)
+    nodes = _nodes_of(tables, [tables.rank_N[ramp] for ramp in around], width or len(tables.after_Q))
+    most_blocks = space.most_blocks or problem.num_blocks
+    int_MI, float_MF = _all_moves(tables, nodes, float(problem.slo.limit_s), most_blocks)
+    if len(int_MI) > MOST_MOVES:
+        raise PlanError(f"more than {MOST_MOVES} splits to choose from")
     # Of equally good labels the first is kept. It has the later ramp, so that inputs leave where it costs nothing.
     order_M = np.lexsort((-np.arange(len(int_MI)), int_MI[:, 0], int_MI[:, 1]))
-    # The columns of `_moves_of_device` are in the order of the fields of `MoveArrays`.
+    # The columns of `_all_moves` are in the order of the fields of `MoveArrays`.
     from_M, to_M, *others = (column_M[order_M] for column_M in (*int_MI.T, *float_MF.T))
     first_in_P = np.searchsorted(to_M, np.arange(len(nodes.block_P) + 1))
     pooled_M = np.isin(nodes.block_P[from_M], problem.networks[:-1]).astype(np.int64)
     moves = MoveArrays._make((first_in_P, from_M, to_M, *others, pooled_M))
-    return Graph(problem=problem, rule=space.ramps, device_names=names, seconds=seconds, nodes=nodes, moves=moves)
+    return Graph(problem=problem, device_names=device_names(problem), tables=tables, nodes=nodes, moves=moves)
 
 
-def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> Nodes:
-    """Returns, for each boundary, up to `width` ranks around the last ramp before it if `ramps` were active."""
-    share_Q, after_Q, _ = ranks_of(problem)
-    index = {ramp: rank for rank, ramp in enumerate(problem.ramps, start=1)}
-    kept: list[tuple[int, int]] = []
-    for block in range(problem.num_blocks):
-        last = max((index[ramp] for ramp in ramps if ramp < block), default=0)
-        reached = [rank for rank, share in enumerate(share_Q) if after_Q[rank] <= block and share > 0]
-        nearest = sorted(reached, key=lambda rank: abs(rank - last))[:width]
-        kept += [(block, rank) for rank in sorted(nearest)]
-    return _nodes(problem, kept)
-
-
-def _nodes(problem: PlanProblem, pairs: Sequence[tuple[int, int]]) -> Nodes:
-    """Returns the nodes of these pairs of boundary and rank, and the model's end."""
-    block_P, rank_P = np.array([*pairs, (problem.num_blocks, 0)], dtype=np.int64).T.copy()
-    node_KQ = np.full((problem.num_blocks + 1, len(problem.ramps) + 1), -1, dtype=np.int64)
+def _nodes_of(tables: Tables, around: Sequence[int], width: int) -> Nodes:
+    """Returns, for each boundary, up to `width` ranks around the last one of `around`, and the model's end."""
+    num_blocks, pairs = len(tables.rank_N), list[tuple[int, int]]()
+    for block in range(num_blocks):
+        reached = np.flatnonzero((tables.after_Q <= block) & (tables.unanswered_Q > 0))
+        last = max((rank for rank in around if tables.after_Q[rank] <= block), default=0)
+        nearest = sorted(reached.tolist(), key=lambda rank: abs(rank - last))[:width]
+        pairs += [(block, rank) for rank in sorted(nearest)]
+        if not tables.may_split and not tables.may_hop:
+            break  # plans of one split need its two ends alone
+    block_P, rank_P = np.array([*pairs, (num_blocks, 0)], dtype=np.int64).T.copy()
+    node_KQ = np.full((num_blocks + 1, len(tables.after_Q)), -1, dtype=np.int64)
     node_KQ[block_P, rank_P] = np.arange(len(block_P))
-    node_KQ[problem.num_blocks, :] = len(pairs)
+    node_KQ[num_blocks, :] = len(pairs)
     return Nodes(block_P, rank_P, node_KQ)
 
 
-class LinkArrays(NamedTuple):
-    """The link, and the bytes per input that a hop carries after each block."""
-
-    bytes_N: FloatArray
-    bandwidth_C: FloatArray
-    """Bytes per second of a replica, by device type."""
-    delay_s: float
-    end_N: IntArray
-    """End of each block's network, which no split may pass."""
-    crossing_s: float
-
-
-def link_arrays(problem: PlanProblem, names: Sequence[str]) -> LinkArrays:
-    """Returns the link of a problem whose networks are all used, for the named devices.
-
-    All numbers are converted to float, because numba would otherwise compile kernels once more for integers.
-    """
-    ends = problem.networks or (problem.num_blocks,)
-    end_N = np.array(ends)[np.searchsorted(ends, np.arange(problem.num_blocks), side="right")]
-    return LinkArrays(
-        bytes_N=np.array(problem.bytes_per_sample_N, dtype=float),
-        bandwidth_C=np.array([problem.bandwidth_of(name) for name in names], dtype=float),
-        delay_s=float(problem.link.delay_s),
-        end_N=end_N,
-        crossing_s=float(problem.crossing_s),
-    )
-
-
 @compiled
-def _moves_of_device(
-    device: int, rule: int, seconds: DeviceSeconds, ranks: Ranks, nodes: Nodes, link: LinkArrays, limit_s: float,
-    most_blocks: int,
-) -> tuple[IntArray, FloatArray]:  # fmt: skip
-    """Returns one device's moves: integers (from, to, device, batch, rank, set) and the columns of `_write_sizes`."""
-    num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
+def _all_moves(tables: Tables, nodes: Nodes, limit_s: float, most_blocks: int) -> tuple[IntArray, FloatArray]:
+    """Returns the moves: integers (from, to, device, run, rank, set), and the columns of `_write_rows`."""
     whole = np.empty((1024, 6), dtype=np.int64)
     real = np.empty((1024, FIGURES))
     count = 0
-    least_size = np.searchsorted(seconds.sizes_G, seconds.least_batch)
-    end_size = np.searchsorted(seconds.sizes_G, seconds.most_batch, side="right")
-    splits_B = [empty_split_times(num_blocks, num_ranks) for _ in range(num_sizes)]
-    figures_X = np.empty((num_sizes * MOST_SETS, FIGURES))
-    which_X2 = np.empty((num_sizes * MOST_SETS, 2), dtype=np.int64)  # size and set of ramps
-    for node in range(nodes.block_P.size - 1):
-        first, entry = nodes.block_P[node], nodes.rank_P[node]
-        for size in range(least_size, end_size):
-            least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, splits_B[size])
-        for end in range(first + 1, min(link.end_N[first], first + most_blocks) + 1):
-            for rank in range(entry, num_ranks):
-                target = nodes.node_KQ[end, rank]
-                if target < 0:
-                    continue
-                num_rows = 0
-                for size in range(least_size, end_size):
-                    batch, splits = seconds.sizes_G[size], splits_B[size]
-                    for index in range(splits.num_EQ[end, rank]):
-                        times_K = splits.times_EQAK[end, rank, index]
-                        if times_K[INSIDE] <= limit_s * (1 + 1e-9):
-                            which_X2[num_rows, 0], which_X2[num_rows, 1] = size, index
-                            figures_F = figures_X[num_rows]
-                            _write_figures(
-                                device, batch, seconds.unit, ranks.share_Q, link, entry, rank, end, times_K, figures_F
-                            )
-                            num_rows += 1
-                for row in range(num_rows):
-                    size, index = which_X2[row]
-                    if _is_dominated(figures_X[:num_rows], row):
+    for device in range(tables.count_C.size):
+        own_R = np.flatnonzero(tables.device_R == device)
+        splits_R = [empty_split_times(tables) for _ in own_R]
+        figures_X = np.empty((own_R.size * MOST_SETS, FIGURES))
+        which_X2 = np.empty((own_R.size * MOST_SETS, 2), dtype=np.int64)  # run and set of ramps
+        for node in range(nodes.block_P.size - 1):
+            first, entry = nodes.block_P[node], nodes.rank_P[node]
+            for own in range(own_R.size):
+                least_times(tables, own_R[own], first, entry, splits_R[own])
+            for end in range(first + 1, min(tables.end_N[first], first + most_blocks) + 1):
+                for rank in range(entry, tables.after_Q.size):
+                    target = nodes.node_KQ[end, rank]
+                    if target < 0:
                         continue
-                    if count == whole.shape[0]:
-                        if count > MOST_MOVES:
-                            return whole, real
-                        whole, real = with_doubled_capacity(Labels(whole, real))
-                    whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
-                    whole[count, 3], whole[count, 4], whole[count, 5] = int(seconds.sizes_G[size]), rank, index
-                    real[count] = figures_X[row]
-                    count += 1
+                    num_rows = _write_rows(tables, own_R, entry, rank, end, limit_s, splits_R, which_X2, figures_X)
+                    for row in range(num_rows):
+                        if _is_dominated(figures_X[:num_rows], row):
+                            continue
+                        if count == whole.shape[0]:
+                            if count > MOST_MOVES:
+                                return whole, real
+                            whole, real = with_doubled_capacity(Labels(whole, real))
+                        whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
+                        whole[count, 3], whole[count, 4], whole[count, 5] = which_X2[row, 0], rank, which_X2[row, 1]
+                        real[count] = figures_X[row]
+                        count += 1
     return whole[:count], real[:count]
 
 
 @compiled
-def _write_figures(
-    device: int, batch: float, unit: float, share_Q: FloatArray, link: LinkArrays, entry: int, rank: int, end: int,
-    times_K: FloatArray, figures_F: FloatArray,
-) -> None:  # fmt: skip
-    """Writes seconds, work, wait, hop, hop work and crossing of one split."""
-    per_input, after_s = share_Q[entry] / batch, 0.0
-    if end < link.bytes_N.size:
-        leaving = batch_inside(share_Q, entry, rank, batch)
-        after_s = hop_s(link.delay_s, link.bytes_N[end - 1], leaving, link.bandwidth_C[device])
-    crosses = end < link.bytes_N.size and end == link.end_N[end - 1]
-    figures_F[0] = times_K[INSIDE]
-    figures_F[1] = per_input * times_K[MEAN]
-    figures_F[2] = 1.0 / per_input if batch > unit else 0.0
-    figures_F[3] = 0.0 if crosses else after_s
-    figures_F[4] = per_input * after_s
-    figures_F[5] = after_s + link.crossing_s if crosses else 0.0
+def _write_rows(
+    tables: Tables, own_R: IntArray, entry: int, rank: int, end: int, limit_s: float, splits_R: list[SplitTimes],
+    which_X2: IntArray, figures_X: FloatArray,
+) -> int:  # fmt: skip
+    """Writes run, set of ramps, and figures in the order of `MoveArrays` for the splits of some runs with these ends.
+
+    Returns the number of splits, without those that exceed the latency limit.
+    """
+    num_rows = 0
+    for own in range(own_R.size):
+        run, splits = own_R[own], splits_R[own]
+        per_input, after_s = tables.enters_E[entry] / tables.batch_R[run], 0.0
+        if end < tables.rank_N.size:
+            bandwidth, leaving = tables.bandwidth_C[tables.device_R[run]], tables.leaving_REQ[run, entry, rank]
+            after_s = hop_s(tables.delay_s, tables.bytes_N[end - 1], leaving, bandwidth)
+        for index in range(splits.num_EQ[end, rank]):
+            times_K = splits.times_EQAK[end, rank, index]
+            if times_K[INSIDE] <= limit_s * (1 + ROUNDING):
+                which_X2[num_rows, 0], which_X2[num_rows, 1] = run, index
+                figures_X[num_rows, 0], figures_X[num_rows, 1] = times_K[INSIDE], per_input * times_K[MEAN]
+                figures_X[num_rows, 2] = tables.wait_RE[run, entry]
+                figures_X[num_rows, 3] = 0.0 if tables.crosses_N[end - 1] else after_s
+                figures_X[num_rows, 4] = per_input * after_s
+                figures_X[num_rows, 5] = after_s + tables.crossing_s if tables.crosses_N[end - 1] else 0.0
+                num_rows += 1
+    return num_rows
 
 
 @compiled

@@ -17,7 +17,8 @@ from optimizer.problems.problem import PlanProblem
 from optimizer.search.highs import Program
 from optimizer.search.space import Space
 from optimizer.search.step import FloatArray
-from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_prices, tables_of
+from optimizer.search.tables import tables_of
+from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_prices
 
 ITERATIONS = 80
 # Relative gap between the linear program and the bound at which the method stops.

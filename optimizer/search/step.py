@@ -1,10 +1,4 @@
-"""Kernels that the searches share: seconds of a batch in blocks, ramps and hops, and dominance of labels.
-
-Legend: *rank* 0 stands for "no ramp yet", and rank r + 1 for the problem's r-th ramp. Indexed by rank (Q), `share_Q` is
-the share of inputs that remain after the ramp, and `after_Q` is the first block after it. G are measured batch sizes.
-
-`optimizer.cost.evaluate` scores the final plans with NumPy's `interp`. It interpolates equally but rounds differently.
-"""
+"""Labels of a search: their memory, and which of them dominate others."""
 
 from __future__ import annotations
 
@@ -69,49 +63,3 @@ def dominates(figures_LF: FloatArray, one: int, other: int, first: int, end: int
         if figures_LF[one, column] > figures_LF[other, column] * (1 + rounding):
             return False
     return True
-
-
-@compiled
-def batch_inside(share_Q: FloatArray, entry: int, rank: int, batch: float) -> float:
-    """Returns how many inputs of a batch, which was full at rank `entry`, remain after the ramp of `rank`."""
-    inside: float = batch * share_Q[rank] / share_Q[entry]
-    return inside
-
-
-@compiled
-def locate(batches_G: FloatArray, batch: float) -> tuple[int, float]:
-    """Returns the index of the measured size below a batch, and the fraction of the interval above it, clamped."""
-    if batch <= batches_G[0]:
-        return 0, 0.0
-    cell = 0
-    while cell + 2 < batches_G.size and batches_G[cell + 1] <= batch:
-        cell += 1
-    if cell + 1 >= batches_G.size:
-        return cell, 0.0
-    part = (batch - batches_G[cell]) / (batches_G[cell + 1] - batches_G[cell])
-    if part >= 1.0:
-        return cell + 1, 0.0
-    return cell, part
-
-
-@compiled
-def seconds_at(seconds_G: FloatArray, cell: int, part: float) -> float:
-    """Returns the seconds of one block or ramp at a batch that `locate` found, by linear interpolation."""
-    low: float = seconds_G[cell]
-    return low + part * (seconds_G[cell + 1] - low) if part > 0.0 else low
-
-
-@compiled
-def run_s(sums_GK: FloatArray, cell: int, part: float, first: int, end: int) -> float:
-    """Returns the seconds of blocks first..end-1, from prefix sums over the blocks before each boundary (K)."""
-    low: float = sums_GK[cell, end] - sums_GK[cell, first]
-    if part == 0.0:
-        return low
-    high: float = sums_GK[cell + 1, end] - sums_GK[cell + 1, first]
-    return low + part * (high - low)
-
-
-@compiled
-def hop_s(delay_s: float, num_bytes: float, leaving: float, bandwidth: float) -> float:
-    """Returns the transfer time (T_x in E3) of `leaving` inputs of `num_bytes` each."""
-    return delay_s + num_bytes * leaving / bandwidth

@@ -18,9 +18,7 @@ Why its value is a bound on all plans:
   mixtures is therefore a bound on all plans. It is a linear program, and for any dual prices the price of the cheapest
   walk bounds it.
 
-Legend: R *runs*, that is pairs of device and batch size; C devices; E *entries*, the rank at which a split is entered
-(a single entry if inputs stay, because every batch is then full); Q ranks, as in `optimizer.search.step`; G measured
-sizes; N blocks; K boundaries between blocks.
+The legend is that of `optimizer.search.tables`.
 """
 
 from __future__ import annotations
@@ -33,121 +31,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.network.boundary import AfterAnswer, Split
+from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import PlanProblem, device_names
+from optimizer.problems.problem import PlanProblem
 from optimizer.search.compiled import compiled
-from optimizer.search.moves import RULES, LinkArrays, link_arrays
-from optimizer.search.space import Space
-from optimizer.search.split_times import ALL, INSIDE, MEAN, NONE, SPLIT_ENDS, ranks_of
-from optimizer.search.step import FloatArray, IntArray, hop_s, seconds_at
-from profiles.scores import BoolArray
-
-
-class RunTables(NamedTuple):
-    """The constant data of a search. A named tuple, because numba kernels accept it as one argument."""
-
-    device_R: IntArray
-    batch_R: FloatArray
-    block_s_CNG: FloatArray
-    ramp_s_CQG: FloatArray
-    """By rank; rank 0 stands for no ramp."""
-    cell_KREQ: IntArray
-    """Position of a batch between measured sizes (`step.locate`), by run, entry and current rank: of the mean batch
-    (K is INSIDE), and of the batches that do not skip the block (K is MEAN)."""
-    part_KREQ: FloatArray
-    weight_REQ: FloatArray
-    """The probability that any input of a batch remains. Otherwise the batch skips the block."""
-    leaving_REQ: FloatArray
-    """Inputs of a batch that are still computed, and that a hop carries."""
-    enters_E: FloatArray
-    """Share of all inputs that is computed at an entry. If inputs stay, there is a single entry."""
-    wait_RE: FloatArray
-    """Inputs of the service that arrive until a batch is full. Divided by the rate, it is the wait."""
-    unanswered_Q: FloatArray
-    """Share of all inputs without an answer. Half of it is the share of a split's wait in the mean answer time."""
-    rank_N: IntArray
-    """Rank of the ramp after each block; 0 if it has none."""
-    after_Q: IntArray
-    crosses_N: BoolArray
-    """Whether another network begins after a block. Inputs then go through the ingress, which forms batches."""
-    link: LinkArrays
-    rate_per_s: float
-    """The required rate; infinite if the rate is maximized."""
-    count_C: IntArray
-    usd_C: FloatArray
-    ramp_budget: float
-    """0 if the problem has no ramp budget."""
-    rule: int
-    may_split: bool
-    may_hop: bool
-
-
-def tables_of(
-    problem: PlanProblem, space: Space, after_answer: AfterAnswer = "stop", names: Sequence[str] | None = None
-) -> RunTables:
-    """Returns the problem as arrays, for all devices or the named ones, with the runs of a space."""
-    names, ranks = device_names(problem) if names is None else names, ranks_of(problem)
-    latency, batch = [problem.latency[name] for name in names], space.batch
-    runs = [(device, size) for device, table in enumerate(latency) for size in table.batches if batch in (None, size)]
-    stops, share_Q = after_answer == "stop", ranks.share_Q
-    inside_EQ = np.ones((len(share_Q) if stops else 1, len(share_Q)))
-    if stops:  # a split that no input reaches is counted as full
-        np.divide(share_Q, share_Q[:, None], out=inside_EQ, where=share_Q[:, None] > 0)
-    batch_R, enters_E = np.array([size for _, size in runs], dtype=float), share_Q.copy() if stops else np.ones(1)
-    leaving_REQ = batch_R[:, None, None] * inside_EQ
-    weight_REQ = 1 - np.maximum(1 - inside_EQ, 0.0) ** (batch_R[:, None, None] / problem.tokens_per_input)
-    mean_REQ = np.divide(leaving_REQ, weight_REQ, out=np.zeros(leaving_REQ.shape), where=weight_REQ > 0)
-    sizes = [np.array(latency[device].batches, dtype=float) for device, _ in runs]
-    cell_KREQ, part_KREQ = _positions(sizes, np.stack([leaving_REQ, mean_REQ]))
-    wait_RE = np.full((len(batch_R), len(enters_E)), math.inf)  # no split begins where no input enters
-    size_R = np.where(batch_R > problem.tokens_per_input, batch_R, 0.0)  # a batch of one waits for no others
-    np.divide(size_R[:, None], enters_E, out=wait_RE, where=enters_E > 0)
-    rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
-    rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
-    crosses_N = np.isin(np.arange(1, problem.num_blocks + 1), problem.networks[:-1])
-    return RunTables(
-        device_R=np.array([device for device, _ in runs], dtype=np.int64),
-        batch_R=batch_R,
-        block_s_CNG=_padded([table.block_s_NB for table in latency]),
-        ramp_s_CQG=_padded([np.pad(table.ramp_s_EB, ((1, 0), (0, 0))) for table in latency]),
-        cell_KREQ=cell_KREQ,
-        part_KREQ=part_KREQ,
-        weight_REQ=weight_REQ,
-        leaving_REQ=leaving_REQ,
-        enters_E=enters_E,
-        wait_RE=wait_RE,
-        unanswered_Q=share_Q,
-        rank_N=rank_N,
-        after_Q=ranks.after_Q,
-        crosses_N=crosses_N,
-        link=link_arrays(problem, names),
-        rate_per_s=float(problem.required_per_s or math.inf),
-        count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
-        usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
-        ramp_budget=float(problem.ramp_budget or 0.0),
-        rule=RULES[space.ramps],
-        may_split=space.splits_per_stage,
-        may_hop=space.several_stages,
-    )
-
-
-def _positions(sizes: list[FloatArray], batch_KREQ: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Returns the positions of batches between the measured sizes of each run; see `step.locate`."""
-    cell_KREQ, part_KREQ = np.zeros(batch_KREQ.shape, dtype=np.int64), np.zeros(batch_KREQ.shape)
-    for run, sizes_G in enumerate(sizes):
-        batch_KEQ = batch_KREQ[:, run]
-        cell_KEQ = np.maximum(np.searchsorted(sizes_G, batch_KEQ, side="right") - 1, 0)
-        above_KEQ = np.maximum(batch_KEQ - sizes_G[cell_KEQ], 0.0)
-        cell_KREQ[:, run], part_KREQ[:, run] = cell_KEQ, above_KEQ / np.append(np.diff(sizes_G), math.inf)[cell_KEQ]
-    return cell_KREQ, part_KREQ
-
-
-def _padded(tables: list[FloatArray]) -> FloatArray:
-    """Stacks tables with different numbers of batch sizes, padded with zeros."""
-    most = max(table.shape[1] for table in tables)
-    return np.stack([np.pad(table, ((0, 0), (0, most - table.shape[1]))) for table in tables])
-
+from optimizer.search.step import FloatArray, IntArray
+from optimizer.search.tables import ALL, INSIDE, MEAN, NONE, SPLIT_ENDS, Tables, hop_s, seconds_at
 
 # What a walk does after a block. If the ramp after the block is active, RAMP is added.
 GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3
@@ -212,7 +101,7 @@ class CostToGo(NamedTuple):
     first_run_KQ: IntArray
 
 
-def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
+def empty_cost_to_go(tables: Tables, kinds: int, blocks: int) -> CostToGo:
     """Allocates the tables for 1 or 2 kinds of splits (F), with prices inside splits for `blocks` blocks at a time."""
     num_blocks, num_devices, num_ranks = len(tables.rank_N), len(tables.count_C), len(tables.after_Q)
     shape = kinds, *tables.leaving_REQ.shape
@@ -227,7 +116,7 @@ def empty_cost_to_go(tables: RunTables, kinds: int, blocks: int) -> CostToGo:
 
 
 @compiled
-def fill_cost_to_go(tables: RunTables, prices: Prices, fill_rate: float, costs: CostToGo) -> float:
+def fill_cost_to_go(tables: Tables, prices: Prices, fill_rate: float, costs: CostToGo) -> float:
     """Fills the tables, backwards from the last block; returns the price of the cheapest walk."""
     costs.later_KCQ[:], costs.first_KQ[:] = np.inf, np.inf
     hop_Q, cut_Q = np.empty(tables.after_Q.size), np.zeros(tables.after_Q.size)
@@ -241,7 +130,7 @@ def fill_cost_to_go(tables: RunTables, prices: Prices, fill_rate: float, costs: 
 
 @compiled
 def _price_inside(
-    tables: RunTables, prices: Prices, block: int, top: int, run: int, costs: CostToGo, hop_Q: FloatArray,
+    tables: Tables, prices: Prices, block: int, top: int, run: int, costs: CostToGo, hop_Q: FloatArray,
     cut_Q: FloatArray,
 ) -> None:  # fmt: skip
     """Fills the least prices from before a block to the end, by entry and by rank up to `top`.
@@ -250,7 +139,7 @@ def _price_inside(
     and of device work.
     """
     device, ramp, num_kept = tables.device_R[run], tables.rank_N[block], costs.inside_NFREQ.shape[0]
-    ends, crosses, link = block + 1 == tables.rank_N.size, tables.crosses_N[block], tables.link
+    ends, crosses = block + 1 == tables.rank_N.size, tables.crosses_N[block]
     may_stay = not crosses and tables.rule != SPLIT_ENDS
     may_be_off, may_be_on = ramp == 0 or tables.rule != ALL, ramp > 0 and tables.rule != NONE
     block_s_G, ramp_s_G = tables.block_s_CNG[device, block], tables.ramp_s_CQG[device, ramp]
@@ -260,23 +149,23 @@ def _price_inside(
             continue
         per_input = tables.enters_E[entry] / tables.batch_R[run]
         work_price, hop_price = prices.work_C[device] * per_input, prices.hop_C[device] * per_input
+        leaving_Q, weight_Q = tables.leaving_REQ[run, entry], tables.weight_KREQ[MEAN, run, entry]
         cell_Q, part_Q = tables.cell_KREQ[INSIDE, run, entry], tables.part_KREQ[INSIDE, run, entry]
         mean_cell_Q, mean_part_Q = tables.cell_KREQ[MEAN, run, entry], tables.part_KREQ[MEAN, run, entry]
-        leaving_Q = tables.leaving_REQ[run, entry]
         for rank in range(entry, max(ramp, top) + 1):
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
-            after_s = hop_s(link.delay_s, link.bytes_N[block], leaving_Q[rank], link.bandwidth_C[device])
+            after_s = hop_s(tables.delay_s, tables.bytes_N[block], leaving_Q[rank], tables.bandwidth_C[device])
             hop_Q[rank], cut_Q[rank] = after_s * (second + hop_price), 0.0
             if crosses:
-                hop_Q[rank] += second * link.crossing_s
-                cut_Q[rank] = second * (after_s + link.crossing_s)
+                hop_Q[rank] += second * tables.crossing_s
+                cut_Q[rank] = second * (after_s + tables.crossing_s)
         here_FQ = costs.inside_NFREQ[block % num_kept, :, run, entry]
         after_FQ = costs.inside_NFREQ[(block + 1) % num_kept, :, run, entry]
         action_FQ = costs.action_NFREQ[block, :, run, entry]
         for rank in range(entry, top + 1):
             block_s = seconds_at(block_s_G, cell_Q[rank], part_Q[rank])
             ramp_s = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank]) if may_be_on else 0.0
-            weight, mean_cell, mean_part = tables.weight_REQ[run, entry, rank], mean_cell_Q[rank], mean_part_Q[rank]
+            weight, mean_cell, mean_part = weight_Q[rank], mean_cell_Q[rank], mean_part_Q[rank]
             mean_block_s = weight * seconds_at(block_s_G, mean_cell, mean_part)
             mean_ramp_s = weight * seconds_at(ramp_s_G, mean_cell, mean_part) if may_be_on else 0.0
             second = prices.latency + prices.mean * tables.unanswered_Q[rank]
@@ -313,7 +202,7 @@ def _cheaper(least: float, best: int, ramp: int, stay: float, cut: float, hop: f
 
 
 @compiled
-def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: int, top: int, costs: CostToGo) -> None:
+def _price_starts(tables: Tables, prices: Prices, fill_rate: float, block: int, top: int, costs: CostToGo) -> None:
     """Fills the least prices and best runs of splits that start with a block, as first or later split of a stage."""
     here_FREQ = costs.inside_NFREQ[block % costs.inside_NFREQ.shape[0]]
     counts_twice = here_FREQ.shape[0] == 2 and not (block > 0 and tables.crosses_N[block - 1])
@@ -335,7 +224,7 @@ def _price_starts(tables: RunTables, prices: Prices, fill_rate: float, block: in
 
 
 @compiled
-def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
+def trace_walk(tables: Tables, costs: CostToGo) -> tuple[Walk, IntArray]:
     """Returns the cheapest walk, and for each block the run and the action after it. The last action is HOP."""
     num_blocks, num_devices = tables.rank_N.size, tables.count_C.size
     work_C, hop_work_C = np.zeros(num_devices), np.zeros(num_devices)
@@ -344,34 +233,34 @@ def trace_walk(tables: RunTables, costs: CostToGo) -> tuple[Walk, IntArray]:
     latency_s, fill, mean_s, ramps_s = 0.0, tables.wait_RE[run, entry], 0.0, 0.0
     mean_fill = tables.unanswered_Q[0] / 2 * fill
     for block in range(num_blocks):
-        device, ramp = tables.device_R[run], tables.rank_N[block]
+        device, is_last = tables.device_R[run], block == num_blocks - 1
         per_input = tables.enters_E[entry] / tables.batch_R[run]
-        cell, part = tables.cell_KREQ[INSIDE, run, entry, rank], tables.part_KREQ[INSIDE, run, entry, rank]
-        action = 0 if block == num_blocks - 1 else costs.action_NFREQ[block, kind, run, entry, rank]
-        way_N2[block, 0] = run
-        way_N2[block, 1] = HOP if block == num_blocks - 1 else action
-        block_s = seconds_at(tables.block_s_CNG[device, block], cell, part)
-        ramp_s = seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
-        cell, part = tables.cell_KREQ[MEAN, run, entry, rank], tables.part_KREQ[MEAN, run, entry, rank]
-        busy_s = seconds_at(tables.block_s_CNG[device, block], cell, part)
-        busy_s += seconds_at(tables.ramp_s_CQG[device, ramp], cell, part) if action >= RAMP else 0.0
-        busy_s *= tables.weight_REQ[run, entry, rank]
+        action = HOP if is_last else costs.action_NFREQ[block, kind, run, entry, rank]
+        way_N2[block, 0], way_N2[block, 1] = run, action
+        block_s_G = tables.block_s_CNG[device, block]
+        ramp_s_G = tables.ramp_s_CQG[device, tables.rank_N[block] if action >= RAMP else 0]
+        cell_K, part_K = tables.cell_KREQ[:, run, entry, rank], tables.part_KREQ[:, run, entry, rank]
+        block_s = seconds_at(block_s_G, cell_K[INSIDE], part_K[INSIDE])
+        ramp_s = seconds_at(ramp_s_G, cell_K[INSIDE], part_K[INSIDE])
+        busy_s = seconds_at(block_s_G, cell_K[MEAN], part_K[MEAN])
+        busy_s += seconds_at(ramp_s_G, cell_K[MEAN], part_K[MEAN])
+        busy_s *= tables.weight_KREQ[MEAN, run, entry, rank]
         work_C[device] += per_input * busy_s
         latency_s += block_s + ramp_s + (kind * busy_s if tables.wait_RE[run, 0] > 0.0 else 0.0)
         mean_s += tables.unanswered_Q[rank] * (block_s + ramp_s)
         ramps_s += ramp_s - tables.ramp_budget * block_s
-        rank, after_s, crosses = ramp if action >= RAMP else rank, 0.0, tables.crosses_N[block]
-        if action % RAMP == GO_ON:
+        rank, after_s, crosses = tables.rank_N[block] if action >= RAMP else rank, 0.0, tables.crosses_N[block]
+        if action % RAMP == GO_ON or is_last:
             continue
         if action % RAMP == HOP or crosses:
             leaving = tables.leaving_REQ[run, entry, rank]
-            after_s = hop_s(tables.link.delay_s, tables.link.bytes_N[block], leaving, tables.link.bandwidth_C[device])
+            after_s = hop_s(tables.delay_s, tables.bytes_N[block], leaving, tables.bandwidth_C[device])
         if action % RAMP == HOP:
             hop_work_C[device] += per_input * after_s
             run = costs.first_run_KQ[block + 1, rank]
         else:
             run = costs.later_run_KCQ[block + 1, device, rank]
-        after_s += tables.link.crossing_s if crosses else 0.0
+        after_s += tables.crossing_s if crosses else 0.0
         latency_s += after_s
         mean_s += tables.unanswered_Q[rank] * after_s
         kind = costs.action_NFREQ.shape[1] - 1 if action % RAMP == CUT and not crosses else 0
@@ -390,12 +279,12 @@ Oracle = Callable[[Prices, float], tuple[float, Walk]]
 class WalkRelaxation:
     """The pricing problem of the relaxation."""
 
-    tables: RunTables
+    tables: Tables
     costs: CostToGo
     """The tables of the last call of `cheapest`."""
 
     @classmethod
-    def of(cls, tables: RunTables, kinds: int = 2, blocks: int = 2) -> WalkRelaxation:
+    def of(cls, tables: Tables, kinds: int = 2, blocks: int = 2) -> WalkRelaxation:
         """Returns the relaxation. With two kinds of splits, the wait of a later split is the split's own time."""
         return cls(tables=tables, costs=empty_cost_to_go(tables, kinds, blocks))
 

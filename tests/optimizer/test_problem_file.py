@@ -30,7 +30,7 @@ from optimizer.search.decision import Decision, NoPlan, Strategy
 from optimizer.search.planner import solve
 from optimizer.search.soonest.search import planes_of
 from optimizer.search.space import SPACES
-from optimizer.search.walks import tables_of
+from optimizer.search.tables import tables_of
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable

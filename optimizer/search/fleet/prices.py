@@ -15,7 +15,8 @@ from optimizer.problems.fleet import Fleet
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import SPACES
 from optimizer.search.step import FloatArray
-from optimizer.search.walks import Prices, Walk, WalkRelaxation, tables_of
+from optimizer.search.tables import tables_of
+from optimizer.search.walks import Prices, Walk, WalkRelaxation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

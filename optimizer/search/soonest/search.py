@@ -28,9 +28,9 @@ from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import SPACES, Space
-from optimizer.search.split_times import ALL, NONE, SPLIT_ENDS
 from optimizer.search.step import FloatArray, IntArray, undominated
-from optimizer.search.walks import CUT, GO_ON, HOP, Prices, RunTables, WalkRelaxation, no_prices
+from optimizer.search.tables import ALL, NONE, SPLIT_ENDS, Tables
+from optimizer.search.walks import CUT, GO_ON, HOP, Prices, WalkRelaxation, no_prices
 from profiles.scores import BoolArray
 
 ITERATIONS = 60
@@ -71,7 +71,7 @@ class PriceRow(NamedTuple):
 
 
 def planes_of(
-    problem: PlanProblem, tables: RunTables, space: Space = SPACES["best"], *, worst_case: bool = False
+    problem: PlanProblem, tables: Tables, space: Space = SPACES["best"], *, worst_case: bool = False
 ) -> CuttingPlanes:
     """Returns the cutting-plane method for the mean answer time or the worst-case latency, in the space's time."""
     goal = no_prices(len(tables.count_C))
@@ -86,7 +86,7 @@ def planes_of(
     )
 
 
-def price_rows(planes: CuttingPlanes, tables: RunTables, best: Prices) -> list[PriceRow]:
+def price_rows(planes: CuttingPlanes, tables: Tables, best: Prices) -> list[PriceRow]:
     """Returns the row of the best prices, then rows that price a single limit: latency, ramps, budget, each device."""
     problem, none = planes.problem, no_prices(len(tables.count_C))
     alone = [none._replace(work_C=tables.rate_per_s * one_C) for one_C in np.eye(len(tables.count_C))]
@@ -109,7 +109,7 @@ class Layer(NamedTuple):
     """The labels before a block (L)."""
 
     run_L: IntArray
-    """Run, entry and current rank of the open split; see `RunTables`. With `used_LC`, they are the label's place."""
+    """Run, entry and current rank of the open split; see `Tables`. With `used_LC`, they are the label's place."""
     entry_L: IntArray
     rank_L: IntArray
     used_LC: IntArray
@@ -140,7 +140,7 @@ class LatencySearch:
 
     problem: PlanProblem
     space: Space
-    tables: RunTables
+    tables: Tables
     after_answer: AfterAnswer
     worst_case: bool = False
     """Whether the worst-case latency is minimized instead of the mean answer time."""
@@ -232,11 +232,11 @@ class LatencySearch:
         cell_KL, part_KL = tables.cell_KREQ[:, *state], tables.part_KREQ[:, *state]
         low_KL = seconds_CG[device_L, cell_KL]
         high_KL = seconds_CG[device_L, np.minimum(cell_KL + 1, seconds_CG.shape[1] - 1)]
-        seconds_L, mean_s_L = low_KL + part_KL * (high_KL - low_KL)
+        seconds_L, mean_s_L = tables.weight_KREQ[:, *state] * (low_KL + part_KL * (high_KL - low_KL))
         labels.sums_LF[:, MEAN] += tables.unanswered_Q[labels.rank_L] * seconds_L
         labels.sums_LF[:, LATENCY] += seconds_L
         labels.sums_LF[:, RAMPS] += beyond * seconds_L
-        labels.sums_LF[:, WORK] += self._per_input(labels, tables.weight_REQ[state] * mean_s_L)
+        labels.sums_LF[:, WORK] += self._per_input(labels, mean_s_L)
 
     def _per_input(self, labels: Layer, seconds_L: FloatArray) -> FloatArray:
         """Returns the seconds of a batch per input of the service."""
@@ -248,8 +248,8 @@ class LatencySearch:
         after_s_L = np.zeros(len(work_L))
         if action == HOP or crosses:
             leaving_L = tables.leaving_REQ[labels.run_L, labels.entry_L, labels.rank_L]
-            bandwidth_L = tables.link.bandwidth_C[tables.device_R[labels.run_L]]
-            after_s_L = tables.link.delay_s + tables.link.bytes_N[block] * leaving_L / bandwidth_L
+            bandwidth_L = tables.bandwidth_C[tables.device_R[labels.run_L]]
+            after_s_L = tables.delay_s + tables.bytes_N[block] * leaving_L / bandwidth_L
         if action == HOP:  # replicas send while they compute
             work_L = np.maximum(work_L, self._per_input(labels, after_s_L))
         fits_L, replicas_L = self._replicas(labels, work_L)
@@ -257,7 +257,7 @@ class LatencySearch:
         labels.action_L[:] = action
         if action == GO_ON:
             return self._promising(block + 1, labels, replicas_L)
-        after_s_L = after_s_L[fits_L] + (tables.link.crossing_s if crosses else 0.0)
+        after_s_L = after_s_L[fits_L] + (tables.crossing_s if crosses else 0.0)
         if action == HOP:
             self._close(labels, replicas_L)
         labels.sums_LF[:, MEAN] += tables.unanswered_Q[labels.rank_L] * after_s_L
@@ -387,7 +387,7 @@ def ranked(plans: Sequence[FeasiblePlan], worst_case: bool) -> tuple[FeasiblePla
     return tuple(sorted(plans, key=order))
 
 
-def _first_layer(tables: RunTables) -> Layer:
+def _first_layer(tables: Tables) -> Layer:
     """Returns one label for every first split."""
     wait_s_R = tables.wait_RE[:, 0] / tables.rate_per_s
     sums_RF = np.zeros((len(wait_s_R), NUM_SUMS))

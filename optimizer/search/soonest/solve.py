@@ -14,7 +14,7 @@ from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, if_
 from optimizer.search.exact import search_exactly
 from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, planes_of, ranked, time_of
 from optimizer.search.space import Space, parts_of
-from optimizer.search.walks import tables_of
+from optimizer.search.tables import tables_of
 
 # The highest rate within a ramp budget: its relative resolution, and how often the one without it is halved at most.
 RATE_RESOLUTION = 0.01
