@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 
 def balanced_cuts(shares: Sequence[float], num_blocks: int) -> tuple[int, ...]:
@@ -15,7 +15,9 @@ def balanced_cuts(shares: Sequence[float], num_blocks: int) -> tuple[int, ...]:
     if not 1 <= num_blocks <= len(shares) + 1:
         raise ValueError(f"{num_blocks} blocks need {num_blocks - 1} sites; there are {len(shares)}")
     ends = [0.0, *shares, 1.0]
-    return _most_even_cuts(ends, num_blocks, _min_longest_block(ends, num_blocks))
+    longest, _ = _least(ends, num_blocks, max)
+    _, cuts = _least(ends, num_blocks, lambda squares, block: squares + block**2 if block <= longest else math.inf)
+    return cuts[:-1]
 
 
 def worth_their_time(ramp_s: Sequence[float], block_s: Sequence[float], ramps: Sequence[int]) -> tuple[int, ...]:
@@ -33,27 +35,18 @@ def worth_their_time(ramp_s: Sequence[float], block_s: Sequence[float], ramps: S
     return tuple(reversed(kept))
 
 
-def _min_longest_block(ends: Sequence[float], num_blocks: int) -> float:
-    """Returns the minimal length of the longest block. In step n, best[j] is the minimum for n blocks up to end j."""
-    best = [0.0, *[math.inf] * (len(ends) - 1)]
+def _least(
+    ends: Sequence[float], num_blocks: int, join: Callable[[float, float], float]
+) -> tuple[float, tuple[int, ...]]:
+    """Returns the least joined value of the lengths of all blocks, and the sites and the end at which blocks end.
+
+    In step n, best[j] is the least value, with its ends, for n blocks up to end j.
+    """
+    best = [(0.0, ()), *[(math.inf, tuple[int, ...]())] * (len(ends) - 1)]
     for _ in range(num_blocks):
-        best = [math.inf, *(min(max(best[i], ends[j] - ends[i]) for i in range(j)) for j in range(1, len(ends)))]
+        longer = [
+            min((join(best[i][0], ends[j] - ends[i]), (*best[i][1], j - 1)) for i in range(j))
+            for j in range(1, len(ends))
+        ]
+        best = [(math.inf, ()), *longer]
     return best[-1]
-
-
-def _most_even_cuts(ends: Sequence[float], num_blocks: int, longest: float) -> tuple[int, ...]:
-    """Returns the sites of the blocks with the least sum of squares, among those of at most this length."""
-    none: tuple[float, tuple[int, ...]] = (math.inf, ())
-    best = [(0.0, ()), *[none] * (len(ends) - 1)]
-    for _ in range(num_blocks):
-        best = [none, *(min(_extended(best[:j], ends[: j + 1], longest), default=none) for j in range(1, len(ends)))]
-    return best[-1][1][:-1]
-
-
-def _extended(
-    best: Sequence[tuple[float, tuple[int, ...]]], ends: Sequence[float], longest: float
-) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yields each solution with one more block up to the last end, if that block is not too long."""
-    for (squares, sites), start in zip(best, ends, strict=False):
-        if ends[-1] - start <= longest:
-            yield squares + (ends[-1] - start) ** 2, (*sites, len(ends) - 2)
