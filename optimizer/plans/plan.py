@@ -159,6 +159,11 @@ def with_splits(stages: Sequence[Stage], changed: Callable[[Stage, Split], Split
     return tuple(replace(stage, splits=tuple(changed(stage, split) for split in stage.splits)) for stage in stages)
 
 
+def with_replicas(stages: Iterable[Stage], counts: Iterable[int]) -> tuple[Stage, ...]:
+    """Returns the stages with these replicas."""
+    return tuple(replace(stage, replicas=count) for stage, count in zip(stages, counts, strict=True))
+
+
 def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...]]:
     """Groups stages by chain. A chain ends with the stage that runs the model's last block."""
     chains: list[tuple[Stage, ...]] = [()]
@@ -266,7 +271,7 @@ class Plan:
 
         The rate of a chain changes in proportion to the replicas of its scarcest stage, and shares follow the rates.
         """
-        stages = tuple(replace(stage, replicas=count) for stage, count in zip(self.stages, counts, strict=True))
+        stages = with_replicas(self.stages, counts)
         plan = replace(self, stages=stages, predicted={})
         rates = []
         for share, before, after in zip(self.shares, self.chains, plan.chains, strict=True):

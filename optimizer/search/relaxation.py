@@ -15,7 +15,7 @@ import numpy as np
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.highs import Program
-from optimizer.search.space import Space
+from optimizer.search.space import Space, payable_names
 from optimizer.search.step import FloatArray
 from optimizer.search.tables import tables_of
 from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_prices
@@ -50,9 +50,12 @@ class Relaxation:
 
 
 def solve_relaxation(
-    problem: PlanProblem, space: Space, names: tuple[str, ...], iterations: int = ITERATIONS
+    problem: PlanProblem, space: Space, names: tuple[str, ...] | None = None, iterations: int = ITERATIONS
 ) -> Relaxation | None:
-    """Returns the bound on the rate or cost of plans of these accelerator types, or None if it excludes all plans."""
+    """Returns the bound on the rate or cost of plans of these or all accelerator types, or None if it excludes all."""
+    names = payable_names(problem) if names is None else names
+    if not names:
+        return None
     walks = WalkRelaxation.of(tables_of(problem, space, names=names))
     planes = CuttingPlanes(problem=problem, space=space, names=names, oracle=walks.cheapest, iterations=iterations)
     if planes.is_too_slow():
@@ -66,7 +69,8 @@ def solve_relaxation(
         if bound.value > problem.max_usd_per_hour * (1 + TOLERANCE):
             return None
     walks.cheapest(bound.prices, rate or bound.value)
-    return Relaxation(planes=planes, bound=bound, ramps=walks.last_ramps(problem))
+    ramps = tuple(ramp for stage in walks.last_stages(names) for split in stage.splits for ramp in split.ramps)
+    return Relaxation(planes=planes, bound=bound, ramps=ramps)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,13 +176,12 @@ class CuttingPlanes:
         values of about 1. Raises TimeoutError if the numbers are too far apart for the program.
         """
         walks, each_CC, goal = self.walks, np.eye(len(self.names)), self.goal or no_prices(len(self.names))
-        work_CW, hop_CW = np.array([walk.work_C for walk in walks]).T, np.array([walk.hop_work_C for walk in walks]).T
-        latency_W = np.array([walk.latency_s + walk.fill / fill_rate for walk in walks])
-        mean_W = np.array([walk.mean_s + walk.mean_fill / fill_rate for walk in walks])
-        ramps_W, time_W = np.array([walk.ramps_s for walk in walks]), goal.latency * latency_W + goal.mean * mean_W
+        work_WC, hop_WC, latency_W, fill_W, mean_W, mean_fill_W, ramps_W = map(np.array, zip(*walks, strict=True))
+        latency_W, mean_W = latency_W + fill_W / fill_rate, mean_W + mean_fill_W / fill_rate
+        time_W = goal.latency * latency_W + goal.mean * mean_W
         usd_C, is_cost = self.usd_C * self.count_C, rate_per_s is not None and self.goal is None
         budget, limit_s = max(self.problem.budget_usd_per_hour or float(usd_C.max()), 1e-9), self.problem.slo.limit_s
-        unit = float((work_CW / self.count_C[:, None]).max()) if rate_per_s is None else 1 / rate_per_s
+        unit = float((work_WC / self.count_C).max()) if rate_per_s is None else 1 / rate_per_s
         device_s_C, ramps_s, value_unit = self.count_C * unit, max(float(latency_W[0]), 1e-300), unit
         if rate_per_s is not None:
             value_unit = max(float(usd_C.max()), 1e-9) if is_cost else max(float(time_W[0]), 1e-300)
@@ -187,8 +190,8 @@ class CuttingPlanes:
         excess = program.variables(1, cost=BROKEN_LIMIT_PRICE)
         device_C = program.variables(len(usd_C), cost=usd_C / value_unit if is_cost else 0.0)
         walk_W = program.variables(len(walks), cost=time_W / value_unit)
-        work_R = program.rows((-each_CC, device_C), (work_CW / device_s_C[:, None], walk_W), upper=0.0)
-        hop_R = program.rows((-each_CC, device_C), (hop_CW / device_s_C[:, None], walk_W), upper=0.0)
+        work_R = program.rows((-each_CC, device_C), ((work_WC / device_s_C).T, walk_W), upper=0.0)
+        hop_R = program.rows((-each_CC, device_C), ((hop_WC / device_s_C).T, walk_W), upper=0.0)
         latency_R = program.rows((MINUS_ONE, excess), (latency_W / limit_s, walk_W), upper=1.0)
         most = math.inf if self.problem.ramp_budget is None else 0.0
         ramps_R = program.rows((MINUS_ONE, excess), (ramps_W / ramps_s, walk_W), upper=most)

@@ -24,16 +24,15 @@ The legend is that of `optimizer.search.tables`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.network.boundary import Split
+from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.plans.plan import Stage
-from optimizer.problems.problem import PlanProblem
 from optimizer.search.compiled import compiled
 from optimizer.search.step import FloatArray, IntArray
 from optimizer.search.tables import ALL, INSIDE, MEAN, NONE, SPLIT_ENDS, Tables, hop_s, seconds_at
@@ -296,21 +295,24 @@ class WalkRelaxation:
             return math.inf, NO_WALK
         return least, trace_walk(self.tables, self.costs)[0]
 
-    def last_ramps(self, problem: PlanProblem) -> tuple[int, ...]:
-        """Returns the ramps that the last cheapest walk activates."""
-        way_N2 = trace_walk(self.tables, self.costs)[1]
-        return tuple(ramp for ramp in problem.ramps if way_N2[ramp, 1] >= RAMP)
-
     def last_stages(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """Returns the chain of the last cheapest walk over these device types, each stage with one replica."""
-        stages, splits, ramps, first = list[Stage](), list[Split](), list[int](), 0
-        for block, (run, action) in enumerate(trace_walk(self.tables, self.costs)[1].tolist()):
-            ramps += [block] if action >= RAMP else []
-            if action % RAMP == GO_ON:
-                continue
-            splits.append(Split(first=first, end=block + 1, batch=int(self.tables.batch_R[run]), ramps=tuple(ramps)))
-            ramps, first = [], block + 1
-            if action % RAMP == HOP:
-                device = names[self.tables.device_R[run]]
-                stages, splits = [*stages, Stage(device=device, replicas=1, splits=tuple(splits))], []
-        return tuple(stages)
+        return stages_of(self.tables, names, trace_walk(self.tables, self.costs)[1].tolist())
+
+
+def stages_of(
+    tables: Tables, names: Sequence[str], way: Iterable[tuple[int, int]], after_answer: AfterAnswer = "stop"
+) -> tuple[Stage, ...]:
+    """Returns a chain from the run of each block and the action after it. Each stage has one replica."""
+    stages, splits, ramps, first = list[Stage](), list[Split](), list[int](), 0
+    for block, (run, action) in enumerate(way):
+        ramps += [block] if action >= RAMP else []
+        if action % RAMP == GO_ON:
+            continue
+        batch, end = int(tables.batch_R[run]), block + 1
+        splits.append(Split(first=first, end=end, batch=batch, ramps=tuple(ramps), after_answer=after_answer))
+        ramps, first = [], end
+        if action % RAMP == HOP:
+            stages.append(Stage(device=names[tables.device_R[run]], replicas=1, splits=tuple(splits)))
+            splits = []
+    return tuple(stages)

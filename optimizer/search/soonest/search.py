@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from earlyexit.network.boundary import AfterAnswer, Split
-from optimizer.plans.plan import Stage
+from earlyexit.network.boundary import AfterAnswer
+from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, if_feasible
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import SPACES, Space
 from optimizer.search.step import FloatArray, IntArray, undominated
 from optimizer.search.tables import ALL, NONE, SPLIT_ENDS, Tables
-from optimizer.search.walks import CUT, GO_ON, HOP, Prices, WalkRelaxation, no_prices
+from optimizer.search.walks import CUT, GO_ON, HOP, RAMP, Prices, WalkRelaxation, no_prices, stages_of
 from profiles.scores import BoolArray
 
 ITERATIONS = 60
@@ -120,9 +120,7 @@ class Layer(NamedTuple):
     parent_L: IntArray
     """The label in the layer before."""
     action_L: IntArray
-    """What follows the parent's block: GO_ON, CUT or HOP."""
-    ramp_L: IntArray
-    """Rank of the active ramp behind the parent's block; 0 if there is none."""
+    """What follows the parent's block: GO_ON, CUT or HOP, plus RAMP if the ramp behind it is active."""
 
     def take(self, rows_S: IntArray | BoolArray | slice) -> Layer:
         """Returns some of the labels: a copy, except for a slice."""
@@ -222,7 +220,7 @@ class LatencySearch:
         if ramp:
             self._add(labels, tables.ramp_s_CQG[:, ramp], float(tables.ramp_budget > 0))
             labels.rank_L[:] = ramp
-        labels.ramp_L[:] = ramp
+        labels.action_L[:] = RAMP if ramp else 0
         return labels
 
     def _add(self, labels: Layer, seconds_CG: FloatArray, beyond: float) -> None:
@@ -254,7 +252,7 @@ class LatencySearch:
             work_L = np.maximum(work_L, self._per_input(labels, after_s_L))
         fits_L, replicas_L = self._replicas(labels, work_L)
         labels, replicas_L = labels.take(fits_L), replicas_L[fits_L]
-        labels.action_L[:] = action
+        labels.action_L[:] += action
         if action == GO_ON:
             return self._promising(block + 1, labels, replicas_L)
         after_s_L = after_s_L[fits_L] + (tables.crossing_s if crosses else 0.0)
@@ -322,7 +320,7 @@ class LatencySearch:
         self._close(labels, replicas_L[fits_L])
         for each_L in (labels.run_L, labels.entry_L, labels.rank_L):
             each_L[:] = 0
-        labels.action_L[:] = HOP
+        labels.action_L[:] += HOP
         labels.bound_L[:] = labels.sums_LF[:, LATENCY if self.worst_case else MEAN]
         keeps_L = labels.sums_LF[:, LATENCY] <= self.problem.slo.limit_s * (1 + TOLERANCE)
         keeps_L &= labels.sums_LF[:, RAMPS] <= self._ramp_rounding_s(labels)
@@ -345,28 +343,14 @@ class LatencySearch:
 
     def _chain(self, label: int) -> tuple[Stage, ...]:
         """Returns the stages of a plan of the last layer."""
-        path = [label]
-        for layer in reversed(self._layers[1:]):
-            path.insert(0, int(layer.parent_L[path[0]]))
-        names, tables = device_names(self.problem), self.tables
-        stages: list[Stage] = []
-        splits: list[Split] = []
-        first, ramps = 0, []
-        for block, (before, after) in enumerate(pairwise(path)):
-            layer, behind = self._layers[block], self._layers[block + 1]
-            if behind.ramp_L[after]:
-                ramps.append(block)
-            if behind.action_L[after] == GO_ON:
-                continue
-            run, end = layer.run_L[before], block + 1
-            batch, device = int(tables.batch_R[run]), tables.device_R[run]
-            splits.append(Split(first=first, end=end, batch=batch, ramps=tuple(ramps), after_answer=self.after_answer))
-            first, ramps = end, []
-            if behind.action_L[after] == HOP:
-                replicas = int(behind.used_LC[after, device] - layer.used_LC[before, device])
-                stages.append(Stage(device=names[device], replicas=replicas, splits=tuple(splits)))
-                splits = []
-        return tuple(stages)
+        way, counts = list[tuple[int, int]](), list[int]()
+        for layer, behind in reversed(list(pairwise(self._layers))):
+            before = behind.parent_L[label]
+            way.append((layer.run_L[before], behind.action_L[label]))
+            counts.append(int((behind.used_LC[label] - layer.used_LC[before]).sum()))
+            label = before
+        stages = stages_of(self.tables, device_names(self.problem), reversed(way), self.after_answer)
+        return with_replicas(stages, [count for count in reversed(counts) if count])
 
 
 def time_of(plan: FeasiblePlan, worst_case: bool) -> float:
@@ -393,7 +377,7 @@ def _first_layer(tables: Tables) -> Layer:
     sums_RF = np.zeros((len(wait_s_R), NUM_SUMS))
     sums_RF[:, MEAN], sums_RF[:, LATENCY] = tables.unanswered_Q[0] / 2 * wait_s_R, wait_s_R
     none_R, used_RC = np.zeros_like(tables.device_R), np.zeros((len(wait_s_R), len(tables.count_C)), dtype=np.int64)
-    return Layer(np.arange(len(wait_s_R)), none_R, none_R, used_RC, sums_RF, 0.0 * wait_s_R, none_R, none_R, none_R)
+    return Layer(np.arange(len(wait_s_R)), none_R, none_R, used_RC, sums_RF, 0.0 * wait_s_R, none_R, none_R)
 
 
 def _undominated(labels: Layer) -> Layer:
