@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from optimizer.cost.evaluate import best_value, merit, objective_value
 from optimizer.problems.problem import PlanProblem
-from optimizer.search.decision import FeasiblePlan, Found, joined
-from optimizer.search.exact import search_exactly
+from optimizer.search.decision import FeasiblePlan, Found, joined, plan_at_rate
+from optimizer.search.exact import limits_of_plans, search_exactly, stage_planes
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
 from optimizer.search.moves import Graph, build_graph, near_stages
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space, parts_of
-from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_planes
 from optimizer.search.walks import Prices
 
 # Steps towards the bound, as shares of the distance: with a plan, and the first and the last one without any plan.
@@ -61,7 +60,7 @@ def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
     """Yields a search for each part of the space that may have plans."""
     for part, own in parts_of(problem, space):
-        relaxation = solve_relaxation(part, own, tuple(part.devices), iterations=TIGHTENINGS)
+        relaxation = solve_relaxation(part, own, iterations=TIGHTENINGS)
         if relaxation is not None:
             yield ScaleSearch(problem=part, space=own, relaxation=relaxation)
 

@@ -33,10 +33,10 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options, without_idle_devices
+from optimizer.search.master import Chain, best_mixture, fastest_options, without_idle_devices
 from optimizer.search.moves import Graph, build_graph
 from optimizer.search.relaxation import Relaxation, solve_relaxation
-from optimizer.search.space import Space, payable_names
+from optimizer.search.space import Space
 from optimizer.search.step import Labels
 from optimizer.search.walks import Prices
 
@@ -135,8 +135,7 @@ def most_promising(candidates: Sequence[Chain], most: int) -> list[Chain]:
 
 def search_chains(problem: PlanProblem, space: Space) -> Found:
     """Returns the best plan that was found, and a proven bound."""
-    names = payable_names(problem)
-    relaxation = solve_relaxation(problem, space, names) if names else None
+    relaxation = solve_relaxation(problem, space)
     if relaxation is None or space.is_over():
         return Found(plans=(), bound=best_value(problem, [] if relaxation is None else [relaxation.bound.value]))
     problem = replace(problem, most_chains=min(problem.most_chains, space.most_chains))
@@ -145,8 +144,7 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
 
 def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Chain]:
     """Returns up to `most` chains that good mixtures of a problem may use."""
-    names = payable_names(problem)
-    relaxation = solve_relaxation(problem, space, names) if names else None
+    relaxation = solve_relaxation(problem, space)
     if relaxation is None:
         return []
     return most_promising(ChainSearch(problem=problem, space=space, relaxation=relaxation).candidates()[1], most)
@@ -162,42 +160,36 @@ class ChainSearch:
     _graph: Graph = field(init=False)
     _until: Space = field(init=False)
     """The space with the time until which chains are sought. They are mixed then."""
-    _best: FeasiblePlan | None = None
-    _others: list[FeasiblePlan] = field(default_factory=list)
+    _plans: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
-    _mixed_bound: float | None = None
-    """Bound on the mixtures of the last master problem; None: unknown."""
 
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
-        is_complete, bound = self._search(), self.relaxation.bound.value
-        if is_complete and self._mixed_bound is not None:
-            bound = worst_value(self.problem, (bound, self._mixed_bound))
-        if self._best is None:
-            return Found(plans=(), bound=bound)
-        value = objective_value(self.problem, self._best.figures)
-        bound = value if gap_between(value, bound) <= ROUNDED else bound
-        return Found(plans=(self._best, *self._others), bound=bound)
-
-    def _search(self) -> bool:
-        """Searches for chains, and mixes them. Returns whether all chains were considered."""
+        problem, bound = self.problem, self.relaxation.bound.value
         is_complete, candidates = self.candidates()
-        self._improve(candidates)
-        if is_complete:
-            return True
-        self._until = self.space
-        for _ in range(MAX_ROUNDS):
-            before, bound = self._best, self.relaxation.bound.value
+        mixed_bound, self._until = self._mix(candidates), self.space
+        if is_complete and mixed_bound is not None:
+            bound = worst_value(problem, (bound, mixed_bound))
+        for _ in range(0 if is_complete else MAX_ROUNDS):
+            before = self._best
             if before is None or self.space.is_over():
                 break
-            if gap_between(objective_value(self.problem, before.figures), bound) <= SOLVED:
+            if gap_between(objective_value(problem, before.figures), bound) <= SOLVED:
                 break
             num_known, candidates = len(candidates), list(dict.fromkeys([*candidates, *self._replacements(before)]))
             if len(candidates) > num_known:
-                self._improve(candidates)
+                self._mix(candidates)
             if self._best is before:
                 break
-        return False
+        if self._best is None:
+            return Found(plans=(), bound=bound)
+        value = objective_value(problem, self._best.figures)
+        bound = value if gap_between(value, bound) <= ROUNDED else bound
+        return Found(plans=(self._best, *self._plans), bound=bound)
+
+    @property
+    def _best(self) -> FeasiblePlan | None:
+        return max(self._plans, key=lambda plan: merit(self.problem, plan.figures), default=None)
 
     def candidates(self) -> tuple[bool, list[Chain]]:
         """Returns whether all chains that mixtures may use were found, and the chains."""
@@ -208,7 +200,7 @@ class ChainSearch:
         if is_whole and finished and len(candidates) <= MAX_CHAINS:
             return True, candidates
         candidates += self._chains_on_some_types() if self.space.several_stages else []
-        candidates += self._chains_at_rates(self._graph, limits._replace(count_C=self.relaxation.planes.count_C))
+        candidates += self._chains_at_rates(self._graph, limits)
         return False, list(dict.fromkeys(candidates))
 
     def _chains_on_some_types(self) -> list[Chain]:
@@ -230,7 +222,7 @@ class ChainSearch:
             part = self._graph.only(np.isin(self._graph.moves.device_M, devices))
             limits = self._limits(alone.bound.prices, names, alone.bound.value)
             priced += price_chains(part, limits, MAX_LABELS_OF_PART)[1]
-            priced += self._chains_at_rates(part, limits._replace(count_C=self.relaxation.planes.count_C))
+            priced += self._chains_at_rates(part, limits)
         return priced
 
     def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[Chain]:
@@ -290,30 +282,19 @@ class ChainSearch:
         price_C = np.array([float(by_name.get(name, 0.0)) for name in self._graph.device_names])
         rate = min(rate, self.problem.required_per_s or self.relaxation.bound.value)
         limits = limits_of_prices(price_C, prices.latency, rate, self.space)
-        return limits._replace(limit_s=float(self.problem.slo.limit_s))
+        return limits._replace(limit_s=float(self.problem.slo.limit_s), count_C=self.relaxation.planes.count_C)
 
-    def _improve(self, candidates: Sequence[Chain]) -> None:
-        """Replaces the best plan by the best mixture of candidates, if that is better."""
+    def _mix(self, candidates: Sequence[Chain]) -> float | None:
+        """Adds the best mixtures of candidates to the plans. Returns a bound on all mixtures; None: unknown."""
         if len(candidates) > self.problem.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
         problem = without_idle_devices(self._graph.problem, candidates)
-        options = fastest_options(candidates, problem)
+        options, bound = fastest_options(candidates, problem), None
         for most_chains in sorted({1, problem.most_chains}):  # exit records may prefer a plan of a single chain
-            self._mixed_bound = None
             if self.space.is_over():
-                break
+                return None
             mixture = best_mixture(candidates, options, replace(problem, most_chains=most_chains))
-            self._mixed_bound, plan = mixture.bound, self._plan_of(mixture)
-            self._others += [] if plan is None else [plan]
-        self._best = max(self._others, key=lambda plan: merit(self.problem, plan.figures), default=None)
-
-    def _plan_of(self, mixture: Mixture) -> FeasiblePlan | None:
-        """Returns a mixture's plan, or None if it has no chains or breaks a promise."""
-        if not mixture.chains:
-            return None
-        stages = tuple(
-            replace(stage, replicas=count)
-            for chain, counts in zip(mixture.chains, mixture.replicas, strict=True)
-            for stage, count in zip(chain.stages, counts, strict=True)
-        )
-        return if_feasible(self.problem, stages)
+            plan = if_feasible(self.problem, mixture.stages) if mixture.chains else None
+            self._plans += [] if plan is None else [plan]
+            bound = mixture.bound
+        return bound

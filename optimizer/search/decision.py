@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from optimizer.cost.evaluate import Evaluation, best_value, evaluate, merit, objective_value, violations
-from optimizer.plans.plan import Stage
+from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
+from optimizer.search.space import Space
+from optimizer.search.space import Strategy as Strategy
 
-Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
 """`best` searches the whole space of plans. The others are restricted to common deployments, or to the plans of E3."""
 
@@ -27,6 +29,8 @@ def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
 
 Binding = Literal["ingress", "devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
 """The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
+ROUNDING = 1e-9
+"""Relative tolerance of rates, so that rounding does not add a replica."""
 SLO_RESOLUTION = 1e-3
 """Relative resolution of the nearest SLO if plans are found quickly."""
 
@@ -44,6 +48,14 @@ def if_feasible(problem: PlanProblem, stages: tuple[Stage, ...]) -> FeasiblePlan
     """Returns the plan with its figures, or None if it violates a constraint."""
     figures = evaluate(problem, stages)
     return None if violations(problem, stages, figures) else FeasiblePlan(stages=stages, figures=figures)
+
+
+def plan_at_rate(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float) -> FeasiblePlan | None:
+    """Returns the feasible plan with the replicas that a rate needs, or None."""
+    pairs = zip(stages, evaluate(problem, stages).stages, strict=True)
+    alone = [min(figures.rate_per_s, figures.hop_rate_per_s) / stage.replicas for stage, figures in pairs]
+    counts = [max(1, math.ceil(rate_per_s / each * (1 - ROUNDING))) for each in alone]
+    return if_feasible(problem, with_replicas(stages, counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,28 +137,27 @@ def gap_between(value: float, bound: float) -> float:
 
 def why_infeasible(
     problem: PlanProblem,
-    strategy: Strategy,
+    space: Space,
     *,
     possible: Callable[[PlanProblem], FeasiblePlan | None],
     resolution: float,
     highest_rate_per_s: Callable[[PlanProblem], float | None],
-    is_over: Callable[[], bool],
 ) -> NoPlan:
     """Returns which constraint keeps an infeasible problem from having a plan.
 
     It is the latency if a plan exists at some latency. The least such SLO is sought by bisection, up to a relative
     `resolution`. Otherwise the budgets are removed one after the other until a plan exists, and the last one binds.
     `possible` returns None if a problem has no plan; if it returns the quickest plan, any `resolution` is exact.
-    `highest_rate_per_s` is called if the problem requires a rate. The result is invalid if time `is_over` by then.
+    `highest_rate_per_s` is called if the problem requires a rate. The result is invalid if time is over by then.
     """
     rate_per_s = None if problem.required_per_s is None else highest_rate_per_s(problem)
-    no_plan = NoPlan(strategy=strategy, binding="devices", highest_rate_per_s=rate_per_s)
+    no_plan = NoPlan(strategy=space.strategy, binding="devices", highest_rate_per_s=rate_per_s)
     easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
     patient = possible(easier)
     if patient is not None:
         slack, below_s = problem.slo.slack, problem.slo.latency_s
         slo_s = patient.figures.latency_s / (1 - slack)
-        while slo_s > below_s * (1 + resolution) and not is_over():
+        while slo_s > below_s * (1 + resolution) and not space.is_over():
             middle_s = (below_s * slo_s) ** 0.5
             found = possible(replace(problem, slo=replace(problem.slo, latency_s=middle_s)))
             if found is None:

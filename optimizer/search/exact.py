@@ -17,13 +17,22 @@ import numpy as np
 from optimizer.cost.evaluate import TOLERANCE, best_value, merit
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
-from optimizer.search.decision import FeasiblePlan, Found, joined
-from optimizer.search.label_search import ABORTED, UNLIMITED, search_labels, trace
-from optimizer.search.moves import Graph, build_graph
-from optimizer.search.relaxation import CuttingPlanes, solve_relaxation
+from optimizer.search.decision import ROUNDING, FeasiblePlan, Found, joined, plan_at_rate
+from optimizer.search.label_search import (
+    ABORTED,
+    CLOSED,
+    UNLIMITED,
+    ChainLimits,
+    completion_bounds,
+    limits_of_prices,
+    search_labels,
+    trace,
+)
+from optimizer.search.moves import Graph, MoveArrays, build_graph
+from optimizer.search.relaxation import ITERATIONS, CuttingPlanes, solve_relaxation
 from optimizer.search.space import Space, parts_of
-from optimizer.search.stages import limits_of_plans, plan_at_rate, stage_planes
-from optimizer.search.walks import Prices
+from optimizer.search.step import IntArray
+from optimizer.search.walks import NO_WALK, Prices, Walk
 
 RESOLUTION = 1e-10
 """Relative difference below which two rates, or two costs, are equal."""
@@ -37,10 +46,71 @@ MAX_LABELS = 1_000_000
 WIDEST, WIDE, NARROW = 0.2, 0.01, 0.002
 """Relative widths of intervals: the most, the first, and one below which more labels are allowed instead. Wider
 intervals are weaker relaxations."""
-ITERATIONS = 15
+FEW_ITERATIONS = 15
 """Iterations of the cutting-plane method. The bound is valid, and the search exact, after any number of them."""
 LEAST_SHARE = 1e-6
 """The first cost that is tried, relative to the largest, if the bound is lower: accelerators may cost nothing."""
+
+
+def stage_planes(graph: Graph, space: Space, *, iterations: int = ITERATIONS) -> CuttingPlanes:
+    """Returns the cutting-plane method for the plans of a graph with fractions of replicas."""
+
+    def cheapest(prices: Prices, fill_rate: float) -> tuple[float, Walk]:
+        limits = limits_of_prices(prices.work_C + prices.hop_C, prices.latency, fill_rate, space)
+        _, least_PS, first_PS = completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency)
+        if math.isinf(least_PS[0, CLOSED]):
+            return math.inf, NO_WALK
+        return float(least_PS[0, CLOSED]), _cheapest_walk(graph.moves, first_PS)
+
+    problem, names = graph.problem, graph.device_names
+    return CuttingPlanes(problem=problem, names=names, space=space, oracle=cheapest, iterations=iterations)
+
+
+def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:
+    """Returns the resource use of the cheapest path. Its devices' work includes hops."""
+    work_C, latency_s, fill, node, device = np.zeros(first_PS.shape[1] - 1), 0.0, 0.0, 0, CLOSED
+    while node < len(first_PS) - 1:
+        move, ends = divmod(int(first_PS[node, device]), 2)
+        is_first, node, device = device == CLOSED, int(moves.to_M[move]), int(moves.device_M[move])
+        waits_alone = not is_first and not moves.pooled_M[move]
+        latency_s += float(moves.seconds_M[move] + moves.cross_M[move])
+        latency_s += float(moves.wait_M[move] * moves.work_M[move]) if waits_alone else 0.0
+        fill += 0.0 if waits_alone else float(moves.wait_M[move])
+        work_C[device] += max(moves.work_M[move], moves.hop_work_M[move] if is_first and ends else 0.0)
+        if ends:
+            latency_s, device = latency_s + float(moves.hop_M[move]), CLOSED
+    return Walk(work_C, np.zeros(len(work_C)), latency_s, fill)
+
+
+def limits_of_plans(
+    planes: CuttingPlanes, prices: Prices, space: Space, rate_per_s: float, usd_per_hour: float, *,
+    wait_share: float = 1.0, limit_s: float | None = None,
+) -> ChainLimits:  # fmt: skip
+    """Returns the limits of plans that serve a rate within a cost, priced by the duals of the planes.
+
+    `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit.
+    """
+    problem, usd_C = planes.problem, planes.usd_C
+    affordable_C = [usd_per_hour * (1 + ROUNDING) // usd if usd else math.inf for usd in usd_C]
+    count_C = np.minimum(planes.count_C, affordable_C)
+    limit_s = problem.slo.limit_s if limit_s is None else limit_s
+    used_C, latency, budget = prices.work_C + prices.hop_C, prices.latency, usd_per_hour
+    if problem.required_per_s is not None:
+        used_C = np.maximum(used_C / rate_per_s, usd_C)
+        idle_C = used_C - usd_C
+    else:
+        latency, budget = latency * rate_per_s, prices.usd * usd_per_hour
+        idle_C = np.maximum(used_C - prices.usd * usd_C, 0.0)
+    return limits_of_prices(used_C * rate_per_s, latency, rate_per_s, space)._replace(
+        max_price=float(budget + idle_C @ count_C + latency * limit_s) * (1 + ROUNDING),
+        limit_s=float(limit_s),
+        wait_share=float(wait_share),
+        is_whole=True,
+        count_C=count_C,
+        idle_C=idle_C,
+        usd_C=usd_C,
+        budget=float(usd_per_hour),
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,8 +121,8 @@ class ExactSearch:
     space: Space
     labels_left: int = MAX_LABELS
     """The search gives up when it has used this number of labels."""
-    incumbent: float | None = None
-    """Rate or cost of a known plan: plans that are worse are not sought. None if no plan is known."""
+    incumbent: float
+    """Rate or cost of a known plan: plans that are worse are not sought. Without any, 0 or infinity."""
     _plans: list[FeasiblePlan] = field(default_factory=list)
     """All plans that were found on the way, the best last."""
     _labels_allowed: int = FEW_LABELS
@@ -64,11 +134,11 @@ class ExactSearch:
     """Dual prices, by which labels are pruned."""
 
     def __post_init__(self) -> None:
-        self._planes = stage_planes(self.graph, self.space, iterations=ITERATIONS)
+        self._planes = stage_planes(self.graph, self.space, iterations=FEW_ITERATIONS)
 
     def highest_rate(self, *, any_plan: bool = False) -> Found:
         """Returns the plan of the highest rate. With `any_plan`, returns the first plan that is found."""
-        low, width, best = (self.incumbent or 0.0) * (1 - RESOLUTION), WIDE, None  # rates up to `low` are not sought
+        low, width, best = self.incumbent * (1 - RESOLUTION), WIDE, None  # rates up to `low` are not sought
         bound = self._planes.highest_rate(least=low)
         self._prices, high = bound.prices, bound.value * (1 + RESOLUTION)  # no plan has a rate above `high`
         while high > low * (1 + RESOLUTION) and not self._planes.is_too_slow(high):
@@ -111,9 +181,9 @@ class ExactSearch:
             return self._found(None, math.inf)
         bound = self._planes.tightened(fastest)
         self._prices, most_usd = bound.prices, self.graph.problem.max_usd_per_hour * (1 + TOLERANCE)
-        if self.incumbent is not None:
-            most_usd = min(most_usd, self.incumbent * (1 + RESOLUTION))
-        most_usd = min(most_usd, simpler.value(self.graph.problem) * (1 - RESOLUTION))
+        most_usd = min(
+            most_usd, self.incumbent * (1 + RESOLUTION), simpler.value(self.graph.problem) * (1 - RESOLUTION)
+        )
         low, is_possible = max(bound.value * (1 - TOLERANCE), most_usd * LEAST_SHARE), True
         proven = min(low, bound.value)
         while is_possible and low <= most_usd:  # no plan costs less than `proven`
@@ -217,20 +287,19 @@ def search_exactly(
     if is_too_big(problem, space):
         return None
     founds: list[Found] = []
+    best = best_value(problem, [] if incumbent is None else [incumbent])
     for part, own in parts_of(problem, space):
-        known = [each.value(problem) for each in founds if each.plans]
-        known += [] if incumbent is None else [incumbent]
-        best = best_value(problem, known) if known else None
         is_over = space.is_over()
         if is_over or (incumbent is not None and not space.several_stages):  # a bound takes less time than a graph
-            relaxation = solve_relaxation(part, own, tuple(part.devices))
+            relaxation = solve_relaxation(part, own)
             bound = best_value(problem, [] if relaxation is None else [relaxation.bound.value])
-            if is_over or best_value(problem, [bound, *known]) != bound:
+            if is_over or best_value(problem, [bound, best]) != bound:
                 founds.append(Found(plans=(), bound=bound))
                 continue
         search = ExactSearch(graph=build_graph(part, own), space=own, labels_left=max_labels, incumbent=best)
         rate_per_s = problem.required_per_s
         founds.append(search.highest_rate(any_plan=any_plan) if rate_per_s is None else search.least_cost(rate_per_s))
+        best = best_value(problem, [best, founds[-1].value(problem)])
     found = joined(problem, founds, best_value(problem, (each.bound for each in founds)))
     return found if found.plans or found.is_proven(problem) else None
 
@@ -247,10 +316,8 @@ def num_splits(problem: PlanProblem, space: Space) -> int:
     num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
     if not space.several_stages and not space.splits_per_stage:
         return num_sizes
-    ranks_K = np.ones(problem.num_blocks + 1, dtype=np.int64)
-    if space.ramps in ("choose", "split-ends"):
-        after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
-        ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
+    ramps = problem.ramps if space.ramps in ("choose", "split-ends") else ()
     # A split leads from (first, entry) to (end, last). Entry and last are ranks of ramps before these boundaries.
+    ranks_K = np.searchsorted([-1, *ramps], np.arange(problem.num_blocks + 1))
     entries_X, lasts_X = (ranks_K[boundary_X] for boundary_X in np.triu_indices(problem.num_blocks + 1, 1))
     return int((entries_X * lasts_X - entries_X * (entries_X - 1) // 2).sum()) * num_sizes

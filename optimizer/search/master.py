@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.plans.plan import Stage
+from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
 from optimizer.search.step import FloatArray, IntArray
@@ -58,6 +58,12 @@ class Mixture:
     bound: float | None
     """Bound on the objective of all mixtures of these chains: a rate, or USD per hour. If there is no mixture, it is 0
     or infinity. None: unknown, because devices were counted in units."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of all chains, with their replicas."""
+        pairs = zip(self.chains, self.replicas, strict=True)
+        return tuple(stage for chain, counts in pairs for stage in with_replicas(chain.stages, counts))
 
 
 class Options(NamedTuple):

@@ -16,10 +16,9 @@ import numpy as np
 from earlyexit.errors import PlanError
 from optimizer.cost.batching import ROUNDING, SLOWER, Batching
 from optimizer.problems.problem import MinimizeLatency, PlanProblem
-from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, Planned
+from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, Planned, plan_at_rate
 from optimizer.search.soonest.solve import search_soonest, solve_soonest
 from optimizer.search.space import Space
-from optimizer.search.stages import plan_at_rate
 from profiles.records import RecordedBatches, batch_counts
 from profiles.scores import BoolArray
 

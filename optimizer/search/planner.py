@@ -34,7 +34,7 @@ from optimizer.search.in_time import solve_in_time
 from optimizer.search.pame import solve_pame
 from optimizer.search.relaxation import solve_relaxation
 from optimizer.search.soonest.solve import bound_soonest, solve_soonest
-from optimizer.search.space import SPACES, Space, TimeLimit, payable_names
+from optimizer.search.space import SPACES, Space, TimeLimit
 from optimizer.search.subsets import best_of_networks
 
 Search = Callable[[PlanProblem, Space], Found | None]
@@ -43,8 +43,8 @@ ONE_CHAIN: tuple[Search, ...] = (search_exactly, search_at_scale)
 """Searches for plans of one chain. They are called one after the other until one proves its result."""
 SLO_RESOLUTION_AT_SCALE = 0.05
 """Relative resolution of the nearest SLO if plans are found by `search_at_scale`."""
-MAX_DOUBLINGS = 15
-"""How often `more_devices` doubles the number of additional accelerators."""
+MAX_MORE = 1 << 14
+"""The most additional accelerators that `more_devices` considers."""
 PLENTY = 8
 """Multiple of the least number of additional accelerators with which there is a plan if they help at all."""
 
@@ -150,10 +150,8 @@ def more_devices(problem: PlanProblem, strategy: Strategy, time_limit_s: float |
 
     needed: dict[str, int] = {}
     for name in problem.devices:
-        enough = next((1 << power for power in range(MAX_DOUBLINGS) if may_suffice(name, 1 << power)), None)
-        if enough is not None:
-            counts = range(enough // 2 + 1, enough + 1)
-            needed[name] = counts[bisect_left(counts, True, key=partial(may_suffice, name))]
+        least = 1 + bisect_left(range(1, MAX_MORE + 1), True, key=partial(may_suffice, name))
+        needed |= {name: least} if least <= MAX_MORE else {}
     prices = {name: more * problem.devices[name].usd_per_hour for name, more in needed.items()}
     cheapest_first = sorted(needed, key=lambda name: (prices[name], needed[name]))
     cheapest = next(filter(helps, cheapest_first), None)
@@ -180,7 +178,7 @@ def _bound(problem: PlanProblem, space: Space) -> float | None:
         return bound_soonest(problem, space)
     if not _may_have_several_chains(problem, space):
         return bound_at_scale(problem, space)
-    relaxation = solve_relaxation(problem, space, payable_names(problem)) if payable_names(problem) else None
+    relaxation = solve_relaxation(problem, space)
     return None if relaxation is None else relaxation.bound.value
 
 
@@ -259,11 +257,10 @@ def _decided(problem: PlanProblem, space: Space, found: Found, searches: tuple[S
     any_plan = partial(best_plan, among=[quick.get(each, each) for each in searches])
     return why_infeasible(
         problem,
-        space.strategy,
+        space,
         possible=any_plan,
         resolution=SLO_RESOLUTION_AT_SCALE if is_too_big(problem, space) else SLO_RESOLUTION,
         highest_rate_per_s=highest_rate_per_s,
-        is_over=space.is_over,
     )
 
 

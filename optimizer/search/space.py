@@ -10,8 +10,8 @@ from typing import Literal
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import PlanProblem, device_names
-from optimizer.search.decision import Strategy
 
+Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 RampRule = Literal["choose", "all", "none", "split-ends"]
 """Allowed sets of active ramps: any set, all ramps, no ramps, or any set of ramps at the ends of splits."""
 

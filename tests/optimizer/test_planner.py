@@ -117,12 +117,13 @@ MOST = 40
 
 
 def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -> None:
-    search = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"], labels_left=MOST)
-    answer = search.highest_rate()
+    graph = build_graph(small_problem(), SPACES["best"])
+    search = partial(ExactSearch, graph=graph, space=SPACES["best"], incumbent=0.0)
+    answer = search(labels_left=MOST).highest_rate()
     best = planned(small_problem())
     assert not answer.is_proven(small_problem())
     assert answer.bound >= best.figures.rate_per_s
-    answer = ExactSearch(graph=build_graph(small_problem(), SPACES["best"]), space=SPACES["best"]).highest_rate()
+    answer = search().highest_rate()
     assert answer.is_proven(small_problem())
     assert answer.bound == answer.plans[0].figures.rate_per_s
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.cost.evaluate import evaluate
-from optimizer.plans.plan import Stage
+from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.fleet import Fleet
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.chains import find_chains
@@ -257,13 +257,8 @@ def _rounded(master: Master, rate_Q: FloatArray) -> tuple[tuple[Stage, ...], ...
         low, high = (middle, high) if (used_C <= master.fleet.count_C).all() else (low, middle)
     stages = [list[Stage]() for _ in master.fleet.problems]
     for (column, _), counts in zip(used, replicas(low), strict=True):
-        stages[column.model] += with_replicas(column.chain, counts)
+        stages[column.model] += with_replicas(column.chain.stages, counts)
     return tuple(map(tuple, stages))
-
-
-def with_replicas(chain: Chain, counts: Sequence[int]) -> list[Stage]:
-    """Returns a chain's stages with these replicas."""
-    return [replace(stage, replicas=count) for stage, count in zip(chain.stages, counts, strict=True)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -331,6 +326,5 @@ class Transfers:
                 mixture = best_mixture(chains, fastest_options(chains, problem), problem)
                 parts = list(zip(mixture.chains, mixture.replicas, strict=True))
                 rate_per_s = sum(float((np.array(n) / np.array(chain.seconds)).min()) for chain, n in parts)
-                stages = tuple(stage for chain, n in parts for stage in with_replicas(chain, n))
-                self._mixed[key] = (rate_per_s / float(fleet.rate_M[model]), stages)
+                self._mixed[key] = (rate_per_s / float(fleet.rate_M[model]), mixture.stages)
         return self._mixed[key]

@@ -119,11 +119,10 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
 
     return why_infeasible(
         problem,
-        space.strategy,
+        space,
         possible=quickest,
         resolution=math.inf,  # the plan is the quickest
         highest_rate_per_s=lambda other: _highest_rate_per_s(other, space),
-        is_over=space.is_over,
     )
 
 
