@@ -100,20 +100,6 @@ class CostToGo(NamedTuple):
     first_run_KQ: IntArray
 
 
-def empty_cost_to_go(tables: Tables, kinds: int, blocks: int) -> CostToGo:
-    """Allocates the tables for 1 or 2 kinds of splits (F), with prices inside splits for `blocks` blocks at a time."""
-    num_blocks, num_devices, num_ranks = len(tables.rank_N), len(tables.count_C), len(tables.after_Q)
-    shape = kinds, *tables.leaving_REQ.shape
-    return CostToGo(
-        np.full((blocks, *shape), np.inf),
-        np.zeros((num_blocks, *shape), dtype=np.int8),
-        np.empty((num_blocks + 1, num_devices, num_ranks)),
-        np.zeros((num_blocks + 1, num_devices, num_ranks), dtype=np.int64),
-        np.empty((num_blocks + 1, num_ranks)),
-        np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
-    )
-
-
 @compiled
 def fill_cost_to_go(tables: Tables, prices: Prices, fill_rate: float, costs: CostToGo) -> float:
     """Fills the tables, backwards from the last block; returns the price of the cheapest walk."""
@@ -284,8 +270,21 @@ class WalkRelaxation:
 
     @classmethod
     def of(cls, tables: Tables, kinds: int = 2, blocks: int = 2) -> WalkRelaxation:
-        """Returns the relaxation. With two kinds of splits, the wait of a later split is the split's own time."""
-        return cls(tables=tables, costs=empty_cost_to_go(tables, kinds, blocks))
+        """Returns the relaxation with 1 or 2 kinds of splits (F). It keeps prices inside splits for `blocks` blocks.
+
+        With two kinds, the wait of a later split is the split's own time.
+        """
+        inside, last = (kinds, *tables.leaving_REQ.shape), (len(tables.rank_N) + 1, len(tables.after_Q))
+        later = last[0], len(tables.count_C), last[1]
+        costs = CostToGo(
+            np.full((blocks, *inside), np.inf),
+            np.zeros((len(tables.rank_N), *inside), dtype=np.int8),
+            np.empty(later),
+            np.zeros(later, dtype=np.int64),
+            np.empty(last),
+            np.zeros(last, dtype=np.int64),
+        )
+        return cls(tables=tables, costs=costs)
 
     def cheapest(self, prices: Prices, fill_rate: float) -> tuple[float, Walk]:
         """Returns the price of the cheapest walk, and the walk; infinity if no walk exists."""
