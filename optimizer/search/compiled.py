@@ -31,11 +31,6 @@ def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", dispatcher)
 
 
-def inlined(kernel: Callable[P, R]) -> Callable[P, R]:
-    """Inlines a kernel into the kernels that call it: a call with many arrays costs as much as a short loop."""
-    return cast("Callable[P, R]", njit(inline="always", error_model="numpy")(kernel))
-
-
 @cache
 def cache_folder() -> Path:
     """Returns the folder of the machine code: its name is a hash of all sources of the planner that define kernels.

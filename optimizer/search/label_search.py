@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.search.compiled import compiled, inlined
+from optimizer.search.compiled import compiled
 from optimizer.search.moves import MoveArrays
 from optimizer.search.space import Space
 from optimizer.search.step import FloatArray, IntArray, Labels, undominated, with_doubled_capacity
@@ -300,7 +300,7 @@ def _extend(
     return count, cutoff
 
 
-@inlined
+@compiled
 def _idle_price(
     limits: ChainLimits, least_C: FloatArray, float_LF: FloatArray, label: int, device: int, own: float, ends: int
 ) -> float:
@@ -318,7 +318,7 @@ def _idle_price(
     return price if usd <= limits.budget * (1 + TOLERANCE) else np.inf
 
 
-@inlined
+@compiled
 def _close_stage(
     limits: ChainLimits, int_LI: IntArray, float_LF: FloatArray, label: int, device: int, price: float, held: float,
     replicas: float,
