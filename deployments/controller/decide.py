@@ -528,7 +528,7 @@ def _times(view: View, since: Mapping[str, ReplicaReport]) -> Iterator[tuple[Rep
     """
     problem, placed, seen = view.settings.problem, view.state.placed, total(view.stream.counts(view.state.planned_s))
     chains = placed.plan.chains
-    chain_of = dict(zip(placed.slots, (chain for chain in chains for _ in chain.stages), strict=True))
+    chain_of = dict(zip(placed.stage_of, (chain for chain in chains for _ in chain.stages), strict=True))
     for report in view.replicas:
         plan, table = chain_of.get(report.slot, chains[0]), problem.latency[report.device]
         share_N = nested_shares(view.problem.survival_N, plan.ramps)
