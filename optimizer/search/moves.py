@@ -212,7 +212,7 @@ def _all_moves(tables: Tables, nodes: Nodes, limit_s: float, most_blocks: int) -
                         whole[count, 3], whole[count, 4], whole[count, 5] = which_X2[row, 0], rank, which_X2[row, 1]
                         real[count] = figures_X[row]
                         count += 1
-    return whole[:count], real[:count]
+    return whole[:count].copy(), real[:count].copy()  # frees the spare capacity before the moves are sorted
 
 
 @compiled
