@@ -289,7 +289,7 @@ class InjectJob(NewModelJob):
         if not isinstance(text, str):
             return text
         height, _, width = text.partition("x")
-        if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        if not (text.isascii() and height.isdigit() and width.isdigit() and int(height) and int(width)):
             raise InputError(f"--image-size {text!r}: it must be HEIGHTxWIDTH in pixels, such as 224x224")
         return int(height), int(width)
 
