@@ -245,7 +245,7 @@ class Ingress(BackgroundTasks):
         return call
 
     async def _start(self) -> None:
-        """Gets the present plan, then waits until every stage of it has a replica."""
+        """Gets the present plan, then waits until every stage of a chain has a replica."""
         for device, handle in self._stage_handles.items():
             handle._init()  # type: ignore[no-untyped-call] # Serve announces replicas from now on
             self._links.connect(device, directory_of(deployment_name(device)))

@@ -88,7 +88,7 @@ class Backend(ModelVersion, Protocol):
     bodies: RequestBodies
     max_timeout_s: float
     is_ready: bool
-    """Whether every stage of the plan has had a replica."""
+    """Whether every stage of a chain has had a replica."""
 
     @property
     def signature(self) -> Signature: ...

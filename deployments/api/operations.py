@@ -68,7 +68,7 @@ _OPENAI_ERROR: Mapping[str, Any] = {"message": str, "type": str, "param": str | 
 _OpenAiErrorDetail = _answer("OpenAiErrorDetail", "An error in OpenAI's format.", BaseModel, **_OPENAI_ERROR)
 OpenAiError = _answer("OpenAiError", "Errors of paths in /v1.", BaseModel, error=_OpenAiErrorDetail)
 Live = _answer("Live", "Whether the process answers.", live=Literal[True])
-Ready = _answer("Ready", "Whether every stage has had a replica after its warm-up.", ready=bool)
+Ready = _answer("Ready", "Whether every stage of a chain has had a replica after its warm-up.", ready=bool)
 ModelReady = _answer("ModelReady", "Whether a model is ready.", Ready, name=str)
 _V2_TENSOR: Mapping[str, Any] = {"name": str, "datatype": str, "shape": list[int]}
 _V2Tensor: Any = _answer("V2Tensor", "The description of a tensor.", **_V2_TENSOR)
@@ -300,7 +300,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _get("model", "/v1/models/{model}", "The model by its name, in OpenAI's format", "404", models="generates"),
     _get("server_metadata", "/v2", "Server metadata", answer=V2Server, rpc="ServerMetadata"),
     _get("live", "/v2/health/live", "Whether the process answers", rpc="ServerLive", **_open(Live)),
-    _get("ready", "/v2/health/ready", "Whether every stage is warm", rpc="ServerReady", **_open(Ready)),
+    _get("ready", "/v2/health/ready", "Whether every stage of a chain is warm", rpc="ServerReady", **_open(Ready)),
     _post("index", REPOSITORY + "/index", "All versions on the cluster, and their states", IndexBody, answer={}),
     _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, answer={}),
     _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, answer={}),

@@ -264,8 +264,8 @@ class ReplicaLinks:
             call.hosting.replica.cancel(call)
 
     async def ready(self) -> None:
-        """Returns once every stage of the plan has a replica."""
-        while not all(self._stages[slot].is_up for slot in self._assignments):
+        """Returns once every stage of a chain has a replica."""
+        while not self._can_run:
             await self._changed.wait()
 
     def connect(self, device: str, directory: ReplicaDirectory) -> None:

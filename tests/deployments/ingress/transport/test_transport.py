@@ -27,10 +27,11 @@ BATCH = 4
 FIRST = "split-cpu-0"
 
 
-def placed(*avoided: str) -> PlacedPlan:
-    """A stage of one block, whose replicas of these names rest."""
+def placed(*avoided: str, shares: tuple[float, ...] = (1.0,)) -> PlacedPlan:
+    """Chains of one stage of one block, whose replicas of these names rest."""
     stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=1, batch=BATCH),))
-    return PlacedPlan(plan=Plan(stages=(stage,), epoch=1), avoided=dict.fromkeys(avoided, "cpu"))
+    plan = Plan(stages=(stage,) * len(shares), shares=shares, epoch=1)
+    return PlacedPlan(plan=plan, avoided=dict.fromkeys(avoided, "cpu"))
 
 
 class Slot:
@@ -161,6 +162,15 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
         (found := await slot.asked()).answer()
         assert (home.keepers[FIRST].replica.name, found.replica) == (replica, replica)
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
+
+
+async def test_links_are_ready_once_one_of_two_chains_can_run(slot: Slot) -> None:
+    slot.links.follow(placed(shares=(0.5, 0.5)))
+    ready = asyncio.create_task(slot.links.ready())
+    await turns()
+    assert not ready.done()
+    await slot.has("a")
+    await soon(ready)
 
 
 async def test_the_time_that_a_call_waits_for_a_replica_is_not_left_at_the_replica(slot: Slot) -> None:
