@@ -111,7 +111,7 @@ class IngressMetrics:
         oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that were not sent to any stage yet"
         self.metrics.set_gauges(*oldest, {1: 0.0} | core.chains.oldest_s(now_s), "tokens")  # exists from the start
         chains = core.chains.active
-        limits = [each.admission.limit for each in chains]
+        limits = [each.admission.limit if each in core.chains.usable else 0.0 for each in chains]
         finite = (0.0 if math.isinf(limit) else limit for limit in limits)  # Ray drops infinite values
         for name, description, by_chain in (
             ("offramp_unanswered", "Inputs that wait or are in flight", (each.num_unanswered for each in chains)),

@@ -461,6 +461,8 @@ def test_metrics_are_by_chain_and_zero_for_a_chain_that_the_plan_no_longer_has()
 
     world.submit("abcdefgh", *[5] * 8, deadline_s=1.0)
     assert exported() == [6, 2, 6, 2, 30, 10, 52.5, 17.5]
+    world.set_up(world.core.chains.active[0].first.slot)
+    assert exported()[-2:] == [52.5, 0]
     world.follow(plan(epoch=2, predicted={"rate_per_s": 100.0}))
     world.submit("ij", deadline_s=1.0)
     assert exported() == [8, 2, 10, 0, 42, 0, 70.0, 0]
