@@ -380,7 +380,7 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
     shown = rescoring.chosen or rescoring.candidates[0]
     figures, names = predictions(problem, shown.joint), ("rate_per_s", "latency_s", "usd_per_hour", "mean_latency_s")
     return {
-        **{name: figures[name] for name in names if name in figures},
+        **{name: figures[name] if math.isfinite(figures[name]) else None for name in names if name in figures},
         "broken": list(shown.broken),
         "candidates": len(rescoring.candidates),
         "chosen": None if rescoring.chosen is None else rescoring.candidates.index(rescoring.chosen),
@@ -573,7 +573,7 @@ def _joint(document: Mapping[str, Any]) -> Table:
     both = (document, joint)
     rows = [
         ("rate /s", *(rate_text(each["rate_per_s"]) for each in both)),
-        ("latency ms", *(milliseconds(each["latency_s"]) for each in both)),
+        ("latency ms", *(milliseconds(each["latency_s"] or math.inf) for each in both)),  # JSON has no infinity
     ]
     if "mean_latency_s" in joint:
         rows.append(("mean ms", *(milliseconds(each["mean_latency_s"]) for each in both)))

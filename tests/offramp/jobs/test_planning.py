@@ -150,6 +150,13 @@ def test_a_plan_is_scored_again_by_exit_records_and_served_with_their_thresholds
         serving_plan(planned_answer(file), 0.4)
 
 
+def test_a_batch_that_never_fills_by_the_exit_records_takes_an_endless_time() -> None:
+    found = answer(recorded(sure=[True]), "best", solve, compared=())
+    document = answer_document(found)
+    assert (document["joint"]["latency_s"], document["joint"]["chosen"]) == (None, None)
+    assert "endless" in tables_of(found)
+
+
 def test_strategies_are_compared_with_nested_survival_although_the_records_prefer_another_plan() -> None:
     """With the ramp, 3 replicas do 2 in 1 ms: 12000/s if half of all get there, 6000/s if all do. Stock does 8000/s."""
     stock = (replace(STOCK[0], replicas=4),)
