@@ -15,7 +15,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plans.plan import PlacedPlan, PolicySpec, deployment_name
-from optimizer.problems.networks import pruned_table
+from optimizer.problems.networks import Used, pruned_table
 from optimizer.problems.tokens import bytes_length
 from simulator.events import Events
 from simulator.inputs import Decisions, Probing
@@ -177,17 +177,23 @@ class SimulatedService:
             works = self._works[device, slowness] = Works(self._pace_of(device, slowness), make, hop_length)
         return works
 
-    def _pace_of(self, device: str, slowness: float) -> Pace:
-        """Returns the pace under the current plan. Without lengths, pruning is a lower cost of all inputs."""
+    def _pace_of(self, device: str, slowness: float, used: Used | None = None) -> Pace:
+        """Returns the pace in chains of the current plan that use these networks (None: those of the whole plan).
+
+        Without lengths, pruning is a lower cost of all inputs.
+        """
         problem, by_tokens = self.scenario.problem, self.scenario.counts_tokens
         table = problem.latency[device]
         if not by_tokens:
-            table = pruned_table(problem, table, self.placed.plan.used)
+            table = pruned_table(problem, table, used or self.placed.plan.used)
         return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
 
     def _work(self, device: str, slowness: float, split: Split, pace: Pace) -> Work:
-        plan = self.placed.plan  # an input passes the ramps of one chain only
-        active = next((chain.ramps for chain in plan.chains if any(each is split for each in chain.splits)), plan.ramps)
+        plan = self.placed.plan  # an input passes the ramps and networks of one chain only
+        chain = next((chain for chain in plan.chains if any(each is split for each in chain.splits)), plan)
+        active = chain.ramps
+        if chain.used != plan.used:
+            pace = self._pace_of(device, slowness, chain.used)
         leaves = self._leaves.get((split.ramps, active))
         if leaves is None:
             leaves_N = self._decisions.leaves_N(split.ramps, active)[self.scenario.rows_N]
