@@ -70,7 +70,7 @@ def by_networks(problem: PlanProblem, with_all: Reach, without_some: Reach) -> R
 
 
 def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
-    """Scores a plan and its candidates with `reach`, and selects the best one that is still feasible."""
+    """Scores a plan and its candidates with `reach`, and selects the best feasible one, with its shares by `reach`."""
     by_batch = problem.batches if isinstance(problem.objective, MinimizeLatency) else None
     distinct = dict.fromkeys((planned.stages, *planned.candidates))
     plans = {stages: evaluate(problem, stages, by_batch or reach) for stages in distinct}
@@ -80,8 +80,8 @@ def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
     )
     feasible = [each for each in candidates if not each.broken]
     chosen = max(feasible, key=lambda each: merit(problem, each.joint), default=None)
-    if chosen is not None and chosen.stages != planned.stages:
-        figures = evaluate(problem, chosen.stages)
+    if chosen and (chosen.stages, chosen.joint.shares) != (planned.stages, planned.figures.shares):
+        figures = evaluate(problem, chosen.stages, shares=chosen.joint.shares)
         gap = gap_between(objective_value(problem, figures), planned.bound)
         others = tuple(each for each in plans if each != chosen.stages)
         planned = replace(planned, stages=chosen.stages, figures=figures, gap=gap, candidates=others)

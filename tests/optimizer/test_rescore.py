@@ -133,6 +133,13 @@ def test_joint_figures_are_reported_and_the_candidate_of_the_records_is_chosen()
     assert chosen.gap == pytest.approx(0.2)
 
 
+def test_the_shares_of_chains_are_those_of_the_joint_figures() -> None:
+    stages = replace(LATE[0], replicas=2), replace(EARLY[0], replicas=2)  # 8 inputs in 2.75 ms and in 2 ms
+    rescoring = rescore(PROBLEM, replace(planned(), stages=stages, figures=evaluate(PROBLEM, stages)), REACH)
+    assert rescoring.planned.figures.shares == pytest.approx((2 / 4.75, 2.75 / 4.75))
+    assert rescoring.candidates[0].joint.shares == rescoring.planned.figures.shares
+
+
 def test_the_planners_choice_is_kept_unless_a_cheaper_plan_serves_the_rate() -> None:
     own = replace(planned(PROBLEM, LATE), gap=0.01)  # it is its own candidate, too
     rescoring = rescore(PROBLEM, own, REACH)
