@@ -200,7 +200,7 @@ class SideBySide:
         self._running[batch.lane] = remaining = Remaining(
             batch=batch,
             work=work,
-            pace=works.pace,
+            pace=work.pace,
             ramps=all_ramps if batch.probe else split.ramps,
             exits=deque(exits),
             last=last,

@@ -78,8 +78,9 @@ def test_pruned_inputs_take_the_time_of_fewer_tokens_or_smaller_batches() -> Non
     # Four inputs at once: 1.75 s a block, then as two whole ones 1.25 s a block; the link takes half a second each.
     assert outcome.latency_s_N.tolist() == [2 * 1.75 + 4 * 0.5 + CROSSING_S + 2 * 1.25] * 4
     both = replace(CASCADE, stages=(*CASCADE.stages, stage(1, split(2, 4))), shares=(0.5, 0.5))
-    outcome = served(both, TO_END, problem=problem(crossing_tokens=(1.0, 0.5)), inputs_per_request=4)
-    assert outcome.latency_s_N.tolist() == [2 * 1.25 + 2 * 0.5 + CROSSING_S + 2.0, 2 * 1.25] * 2, "two in each chain"
+    for each in (both, both.with_splits(overlap_below=1)):
+        outcome = served(each, TO_END, problem=problem(crossing_tokens=(1.0, 0.5)), inputs_per_request=4)
+        assert outcome.latency_s_N.tolist() == [2 * 1.25 + 2 * 0.5 + CROSSING_S + 2.0, 2 * 1.25] * 2, "two in each"
 
 
 def test_a_chain_of_one_network_is_simulated_as_a_plain_model() -> None:
