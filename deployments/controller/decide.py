@@ -302,9 +302,9 @@ def accelerators_changed(view: View) -> Outcome | None:
 
 
 def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
-    """Returns the followed splits on the replicas that still run and do not rest; None unless every stage has one.
+    """Returns the followed chains on the replicas that still run and do not rest; None if no chain has all its stages.
 
-    Nothing has to start or move for it. The replan then compares other plans with it.
+    Stragglers do not end a chain. Nothing has to start or move for it. The replan then compares other plans with it.
     """
     # A straggler that was lost with its accelerator rests no more.
     view = replace(view, state=replace(view.state, **ended_rests(view)))
@@ -314,9 +314,10 @@ def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
     for device in {stage.device for stage in placed.plan.stages}:
         left |= divide_replicas(placed.needed(device), running.get(device, 0))
     fewer = [min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()]
-    if min(fewer) < 1:
+    plan = None if reason == "straggler" and min(fewer) < 1 else placed.plan.with_replicas(fewer)
+    if plan is None:
         return None
-    placed = replace(placed, plan=view.completed(placed.plan.with_replicas(fewer)))
+    placed = replace(placed, plan=view.completed(plan))
     return NewPlan(placed=placed, reason=reason, words=words) if view.has_room(placed) else None
 
 

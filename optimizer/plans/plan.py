@@ -266,18 +266,20 @@ class Plan:
             for stages, rate in zip(chains, rates, strict=True)
         )
 
-    def with_replicas(self, counts: Sequence[int]) -> Plan:
-        """Returns the plan with other numbers of replicas, and no predictions.
+    def with_replicas(self, counts: Sequence[int]) -> Plan | None:
+        """Returns the plan with other numbers of replicas, and no predictions; None if no chain has all its stages.
 
-        The rate of a chain changes in proportion to the replicas of its scarcest stage, and shares follow the rates.
+        Other chains are left out. The rate of a chain changes in proportion to the replicas of its scarcest stage, and
+        shares follow the rates.
         """
-        stages = with_replicas(self.stages, counts)
-        plan = replace(self, stages=stages, predicted={})
-        rates = []
-        for share, before, after in zip(self.shares, self.chains, plan.chains, strict=True):
-            pairs = zip(before.stages, after.stages, strict=True)
-            rates.append(share * min(new.replicas / old.replicas for old, new in pairs))
-        return replace(plan, shares=tuple(rate / sum(rates) for rate in rates))
+        rest, stages, rates = iter(counts), list[Stage](), list[float]()
+        for share, chain in zip(self.shares, self.chains, strict=True):
+            pairs = list(zip(chain.stages, rest, strict=False))
+            if rate := share * min(count / stage.replicas for stage, count in pairs):
+                stages += [replace(stage, replicas=count) for stage, count in pairs]
+                rates.append(rate)
+        shares = tuple(rate / sum(rates) for rate in rates)
+        return replace(self, stages=tuple(stages), predicted={}, shares=shares) if rates else None
 
     @property
     def ramps(self) -> tuple[int, ...]:

@@ -401,6 +401,10 @@ async def test_a_chain_with_fewer_replicas_gets_a_smaller_share_and_gives_way_to
     plan = scene.fleet.followed.plan
     assert plan.stages == whole(1) + whole(2)
     assert plan.shares == pytest.approx((1 / 3, 2 / 3))
+    scene.fleet.alive, scene.fleet.replicas["cpu"] = {"cpu": 1}, 1
+    await scene.ticks(1, EASY)
+    assert (scene.fleet.followed.plan.stages, scene.loop.view.state.suspended) == (whole(1), None)
+    scene.fleet.alive, scene.fleet.replicas["cpu"] = {"cpu": 3}, 3
     scene.solve_as, scene.best = None, halves(2, 1)
     await scene.plans_again()
     assert scene.said("error") == []
