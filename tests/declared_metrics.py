@@ -39,7 +39,7 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     counts.record_crossings(0, [0.1], words=2, pruned_words=1)
     admission = SimpleNamespace(limit=1.0)
     chain = SimpleNamespace(num_unanswered=1, unanswered_tokens=1, admission=admission)
-    chains = SimpleNamespace(oldest_s=lambda _: {}, active=[chain])
+    chains = SimpleNamespace(oldest_s=lambda _: {}, active=[chain], usable=[chain])
     core: Any = SimpleNamespace(counts=counts, placed=SimpleNamespace(epoch=0), chains=chains, num_waiting=1)
     ingress.export(core, 0.0, {"cpu-0": [0.1]})
     stage, tally = StageMetrics("cpu"), Tally()
