@@ -261,7 +261,7 @@ class Seq2SeqBackbone(DecoderBackbone):
         own, crossing = kv.places(answers, bias_DH=bias_DH), kv.places(answers, source=True)
         if not first_inputs:
             return SidedPlaces(own, crossing, slice(None), None)
-        places = np.concatenate([kv.place_of(run.sequence, 0, run.source) for run in first_inputs])
+        places = np.concatenate([kv.place_of(run.sequence, run.source) for run in first_inputs])
         is_source_N = _are_sources(runs)
         sources = self._index(np.flatnonzero(is_source_N)), self._index(places)
         return SidedPlaces(own, crossing, self._index(np.flatnonzero(~is_source_N)), sources)

@@ -200,7 +200,7 @@ class KvStore:
         """
         numbers = [(run.start, run.length, run.source, max(run.end, run.source)) for run in runs]
         start_R, length_R, source_R, size_R = np.array(numbers, dtype=np.int64).T
-        place_P = np.concatenate([self.place_of(run.sequence, 0, max(run.end, run.source)) for run in runs])
+        place_P = np.concatenate([self.place_of(run.sequence, max(run.end, run.source)) for run in runs])
         row_R, at_R = length_R.cumsum() - length_R, size_R.cumsum() - size_R
         run_N = np.repeat(np.arange(len(runs)), length_R)
         position_N = np.arange(len(run_N)) + (start_R - row_R)[run_N]
@@ -251,13 +251,13 @@ class KvStore:
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
-    def place_of(self, sequence: int, first: int, end: int) -> Ints:
-        """Returns the places of a sequence's tokens `first` to `end` - 1."""
+    def place_of(self, sequence: int, end: int) -> Ints:
+        """Returns the places of a sequence's first `end` tokens."""
         if sequence == TRIAL:
-            return self._first_trial_place + np.arange(first, end) % self.page_tokens
+            return self._first_trial_place + np.arange(end) % self.page_tokens
         places = self._places[sequence]
         assert end <= len(places), f"sequence {sequence} has no page for token {end - 1}"
-        return places[first:end]
+        return places[:end]
 
     def write(self, block: int, place_N: Tensor, keys_NKd: Tensor, values_NKd: Tensor) -> None:
         """Writes the keys and values of every row for one block. A place may be written again."""

@@ -150,5 +150,5 @@ class Handfuls:
 
 def held(kv: KvStore, block: int, sequence: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a sequence's first tokens in a block, each (tokens, K, d)."""
-    places = torch.from_numpy(kv.place_of(sequence, 0, tokens))
+    places = torch.from_numpy(kv.place_of(sequence, tokens))
     return kv._keys[block][places], kv._values[block][places]

@@ -262,7 +262,7 @@ def test_attention_does_not_depend_on_pages_or_other_rows(scattered: bool) -> No
         kv.write(0, kv.places([Run(sequence=number, start=0, length=end)]).write_N, keys, values)
     lengths = {1: 1, 2: 5, 3: 1, 4: 3, 5: FILLED_ROWS + 1, 6: 2}
     runs = [Run(sequence=k, start=ends[k] - length, length=length) for k, length in lengths.items()]
-    assert (np.diff(kv.place_of(1, 0, ends[1])).max() > 1) == scattered
+    assert (np.diff(kv.place_of(1, ends[1])).max() > 1) == scattered
     queries_NHd = torch.randn(sum(lengths.values()), 6, 4)
     places = kv.places(runs)
     assert [len(range(*each.rows.indices(100))) for each in places.alone] == [1, FILLED_ROWS + 1, 2]
@@ -288,7 +288,7 @@ def test_two_thousand_sequences_leave_every_page_free() -> None:
         there[number] = -(-tokens // 4)
         assert kv.free_pages == 32 - sum(there.values())
         peak = max(peak, 32 - kv.free_pages)
-        places = kv.place_of(number, 0, tokens)
+        places = kv.place_of(number, tokens)
         assert len(set(places.tolist())) == tokens
     assert peak == 32
     for number in there:
