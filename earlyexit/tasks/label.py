@@ -81,7 +81,7 @@ class LabelTask(Task):
         index = {name: k for k, name in enumerate(self.label_names)}
         if unknown := sorted(set(labels) - set(index)):
             has = ", ".join(self.label_names[:5]) + (", ..." if self.num_outputs > 5 else "")
-            raise DataError(f"the model has no label {unknown[0]!r} ({len(unknown)} labels are unknown); it has {has}")
+            raise DataError(f"the model has no label {unknown[0]!r} (unknown labels: {len(unknown)}); it has {has}")
         return np.array([index[label] for label in labels], dtype=np.int64)
 
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
