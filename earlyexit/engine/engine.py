@@ -437,12 +437,12 @@ class BatchEngine(Generic[P]):
             shared_s += now_s - running.beside_since_s
         shared_s = min(shared_s, total_s)
         busy_s = total_s - shared_s / 2
-        was_trusted = self._trust.pop(batch.split.first, None) is None
-        weight = SMOOTHING if was_trusted else 1.0  # otherwise it replaces the misleading times
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):  # identity is fast
             hosted.counts.busy_s += busy_s
         if not batch.probe:  # probes run more ramps, so their times are not representative
+            was_trusted = self._trust.pop(batch.split.first, None) is None
+            weight = SMOOTHING if was_trusted else 1.0  # otherwise it replaces the misleading times
             size, first_s = len(batch.members), total_s if first_s is None else first_s
             self.times.observe(batch.split, size, batch.tokens, first_s, total_s, shared_s=shared_s, weight=weight)
         if answered is not None:

@@ -165,7 +165,7 @@ def test_a_split_is_tried_again_if_its_times_drop_every_input() -> None:
     ran(engine, begun(engine), 2.0)
     firsts: list[int] = []
     for now_s in range(2, 100):
-        engine.submit(2, [member("deep", deadline_s=now_s + 1.0)], now_s)
+        engine.submit(2, [member("PROBE" if now_s == 9 else "deep", deadline_s=now_s + 1.0)], now_s)
         engine.submit(0, [member("new", deadline_s=now_s + 1.0)], now_s)
         while (batch := engine.begin(now_s).batch) is not None:
             ran(engine, batch, 0.5)
