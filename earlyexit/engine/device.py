@@ -274,7 +274,7 @@ class Device(Generic[PayloadT]):
         """
         with self.lock:
             hosted = {block for split in self.engine.splits for block in range(split.first, split.end)}
-            adds_blocks = any(split.first not in hosted or split.end - 1 not in hosted for split in splits)
+            adds_blocks = not all(hosted.issuperset(range(split.first, split.end)) for split in splits)
             kept = self._memory.num_tokens.keys() - self._ended if adds_blocks and self._memory is not None else ()
             queued = self._end(kept) if kept else []
             self._lost.update(kept)
