@@ -2,7 +2,7 @@
 
 The user names a function `module:function`. It takes no arguments, and returns the module with its weights and example
 inputs: a tuple of tensors, or a dict of tensors by the names of `forward`'s parameters. Every tensor has one row per
-input, and at least two rows. For tokens, which are integers (B, T), the second axis is dynamic too.
+input, and at least two rows. For tokens, which are integers (B, T), the second axis is dynamic too, as in their mask.
 
     def my_network() -> tuple[nn.Module, tuple[Tensor, ...]]:
         return torchvision.models.resnet18(weights="DEFAULT"), (torch.randn(2, 3, 224, 224),)
@@ -14,7 +14,7 @@ import operator
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, pairwise
 from math import inf
 from operator import attrgetter
@@ -375,7 +375,10 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments, *, tokens: boo
     It has no in-place writes, and no operators that only check inputs.
     """
     positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
-    axes = pytree.tree_map(partial(_dynamic_axes, tokens=tokens), arguments)
+    tensors = pytree.tree_leaves(arguments) if tokens else ()
+    shapes = {each.shape for each in tensors if each.dim() == 2 and not each.is_floating_point()}
+    batch, length = {0: torch.export.Dim.DYNAMIC}, {1: torch.export.Dim.AUTO}
+    axes = pytree.tree_map(lambda each: batch | length if each.shape in shapes else batch, arguments)
     try:
         with warnings.catch_warnings():
             # A warning of torch about its own code.
@@ -394,11 +397,6 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments, *, tokens: boo
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
-
-
-def _dynamic_axes(example: Tensor, *, tokens: bool) -> dict[int, Any]:
-    are_tokens = tokens and example.dim() == 2 and not example.is_floating_point()
-    return {0: torch.export.Dim.DYNAMIC} | ({1: torch.export.Dim.AUTO} if are_tokens else {})
 
 
 def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[str, Tensor]:
