@@ -253,11 +253,9 @@ class Placed(Texts):
 
 def placed(**others: Tensor) -> Given:
     """Returns a module with these examples in place of the ones that follow from the lengths 7 and 3."""
-    _, given = texts()
-    given["attention_mask"] = given["attention_mask"].float()
-    given["position_ids"] = torch.arange(7).repeat(2, 1)
-    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
-    return _seeded(Placed), given | others
+    ids, mask = texts()[1].values()
+    given = {"input_ids": ids, "attention_mask": mask.float(), "position_ids": torch.arange(7).repeat(2, 1)}
+    return _seeded(Placed), given | {"token_type_ids": torch.zeros_like(ids)} | others
 
 
 def placed_from_2() -> Given:
