@@ -399,7 +399,8 @@ def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
         column = np.stack([np.asarray(row) for row in rows])
         if datatype != "BYTES":
             return datatype, cast_column(column, datatype)
-    except ValueError as error:  # unequal shapes, lists of unequal lengths, or numbers that do not fit
+    # Unequal shapes, lists of unequal lengths, numbers that do not fit, or tensors that are not in the host's memory.
+    except (TypeError, ValueError) as error:
         raise InputError(f"the model takes {datatype} arrays of one shape: {error}") from error
     column = column.astype(np.float32) if column.dtype == np.float64 else column
     if column.dtype not in DATATYPE_OF or column.dtype == object:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from earlyexit.errors import (
     AdmissionError,
@@ -123,6 +124,8 @@ def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_t
         predict_request([np.array([0, 256], dtype=np.uint16)], metadata, many=True)
     with pytest.raises(InputError, match="UINT8 arrays of one shape: setting an array element with a sequence"):
         predict_request([{"counts": [[1, 2], [3]]}], metadata, many=False)  # type: ignore[dict-item] # as users do
+    with pytest.raises(InputError, match="UINT8 arrays of one shape: can't convert meta device type tensor to numpy"):
+        predict_request([{"counts": torch.zeros(2, device="meta")}], metadata, many=False)  # type: ignore[dict-item]
     with pytest.raises(InputError, match="every input needs the model's columns, and no others: counts"):
         predict_request([{"count": np.array([0, 255])}], metadata, many=False)
     assert predict_request([("a", "b")], {}, many=False).body == {"inputs": [("a", "b")]}  # one pair, not two texts
