@@ -304,7 +304,7 @@ def accelerators_changed(view: View) -> Outcome | None:
 def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
     """Returns the followed chains on the replicas that still run and do not rest; None if no chain has all its stages.
 
-    Stragglers do not end a chain. Nothing has to start or move for it. The replan then compares other plans with it.
+    Stragglers do not end a chain. No replica has to start for it. The replan then compares other plans with it.
     """
     # A straggler that was lost with its accelerator rests no more.
     view = replace(view, state=replace(view.state, **ended_rests(view)))
