@@ -185,8 +185,9 @@ class ColumnGeneration:
     def _price(self, price_C: FloatArray) -> None:
         """Adds chains of each model at these prices of a device second.
 
-        The cheapest chain that meets the SLO is approached by the price of latency, which is doubled or bisected. Each
-        price of latency proves that no chain is cheaper than some price, and all models together have only the devices.
+        The cheapest chain that meets the SLO is approached by the price of latency, which is doubled or bisected. With
+        each price of latency, the cheapest walk proves a least price of an input. What all devices cost at these prices
+        then bounds the share.
         """
         rate_M, least_M = self.fleet.rate_M, np.zeros(len(self.fleet.problems))
         for model, (walks, problem) in enumerate(zip(self.prices.walks_M, self.fleet.problems, strict=True)):
@@ -204,7 +205,8 @@ class ColumnGeneration:
                     latency = math.sqrt(low * high) if low else high / 4
                 else:
                     latency = 2 * low or least / problem.slo.limit_s
-        self.bound = min(self.bound, float(price_C @ self.fleet.count_C) / max(float(rate_M @ least_M), 1e-300))
+        if (needed := float(rate_M @ least_M)) > 0:  # the price of all inputs at a share of 1
+            self.bound = min(self.bound, float(price_C @ self.fleet.count_C) / needed)
 
     def _add(self, model: int, problem: PlanProblem, walks: WalkRelaxation) -> bool:
         """Adds the chain of the last walk; returns whether it can meet the SLO."""
