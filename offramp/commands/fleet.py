@@ -59,7 +59,10 @@ def run(job: FleetJob) -> None:
 
 
 def _why_none(files: Mapping[str, ProblemFile], bound: float, time_limit_s: float) -> str:
-    """Returns why no division that serves all models was found, by a bound on the share; PlanError if time is over."""
+    """Returns why no division that serves all models was found; `bound` is a bound on the share.
+
+    Raises PlanError if time is over before a reason is known.
+    """
     for name, file in files.items():
         decision = solve(file.problem, time_limit_s=time_limit_s / len(files))
         if isinstance(decision, NoPlan):

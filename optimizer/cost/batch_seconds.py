@@ -38,7 +38,7 @@ def step_seconds(
     """Returns the times of the mean batch in the blocks of a split.
 
     `size` is the size of a batch at its start; by default it is full. An input counts as `unit`. `ramps` are those of
-    the model, active or not.
+    the model, active or not. `unanswered_N` is the share of all inputs that reach each block without an answer.
     """
     size, steps = split.batch if size is None else size, []
     insides = expected_batches(split, computed_shares(split, unanswered_N), size)

@@ -281,8 +281,9 @@ class _Chain:
         for split, split_steps in zip(stage.splits, steps, strict=True):
             work_s += self.share_N[split.first] * sum(each.mean_s for each in split_steps) / split.batch
         if stage.end < self.problem.num_blocks:
-            hop_s = self._hop_s(stage, stage.splits[-1])
-            hop_rate_per_s = _ratio(stage.replicas * split.batch, self.share_N[split.first] * hop_s)
+            last = stage.splits[-1]
+            hop_s = self._hop_s(stage, last)
+            hop_rate_per_s = _ratio(stage.replicas * last.batch, self.share_N[last.first] * hop_s)
         rate_per_s = _ratio(stage.replicas, work_s)
         return StageFigures(work_s=work_s, rate_per_s=rate_per_s, hop_s=hop_s, hop_rate_per_s=hop_rate_per_s)
 

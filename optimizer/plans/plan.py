@@ -269,8 +269,8 @@ class Plan:
     def with_replicas(self, counts: Sequence[int]) -> Plan | None:
         """Returns the plan with other numbers of replicas, and no predictions; None if no chain has all its stages.
 
-        Other chains are left out. The rate of a chain changes in proportion to the replicas of its scarcest stage, and
-        shares follow the rates.
+        Chains with a stage without replicas are left out. The rate of a chain changes in proportion to the replicas of
+        its scarcest stage, and shares follow the rates.
         """
         rest, stages, rates = iter(counts), list[Stage](), list[float]()
         for share, chain in zip(self.shares, self.chains, strict=True):

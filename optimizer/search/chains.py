@@ -167,7 +167,8 @@ class ChainSearch:
         """Returns all plans that were found, the best first, and a bound on all plans."""
         problem, bound = self.problem, self.relaxation.bound.value
         is_complete, candidates = self.candidates()
-        mixed_bound, self._until = self._mix(candidates), self.space
+        mixed_bound = self._mix(candidates)
+        self._until = self.space
         if is_complete and mixed_bound is not None:
             bound = worst_value(problem, (bound, mixed_bound))
         for _ in range(0 if is_complete else MAX_ROUNDS):

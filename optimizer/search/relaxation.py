@@ -52,7 +52,10 @@ class Relaxation:
 def solve_relaxation(
     problem: PlanProblem, space: Space, names: tuple[str, ...] | None = None, iterations: int = ITERATIONS
 ) -> Relaxation | None:
-    """Returns the bound on the rate or cost of plans of these or all accelerator types, or None if it excludes all."""
+    """Returns the bound on the rate or cost of plans of some accelerator types, or None if it excludes all plans.
+
+    `names`: the types; None: all that the budget can pay.
+    """
     names = payable_names(problem) if names is None else names
     if not names:
         return None
