@@ -511,7 +511,7 @@ def what_if_table(problem: PlanProblem, axis: Axis, found: Sequence[Mapping[str,
     for each in found:
         cells = {name: _decision_cells(problem, decision) for name, decision in each["strategies"].items()}
         value = each[axis.name] * 1e3 if axis.name == "slo_s" else each[axis.name]
-        objectives = (cells[other][column].replace("no plan", "-") for other in others)
+        objectives = ["-" if "no_plan" in each["strategies"][other] else cells[other][column] for other in others]
         rows.append([f"{value:g}", *cells["best"].values(), *objectives])
     return make_table(*names, title="What if", narrow=True, rows=rows)
 

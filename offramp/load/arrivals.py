@@ -428,9 +428,11 @@ def _numbers(path: Path, texts: Sequence[str], lines_N: IntArray, interpretation
     """Returns the numbers of texts, which are on these lines. Raises DataError for the first of each `_mistakes`."""
 
     def error(index: int, reason: str) -> DataError:
-        several = len(texts) > lines_N[-1]  # on a line
-        whole = "row's minutes" if interpretation is None else "file" if several else ""
-        place = whole and f" (value {index + 1} of the {whole})"
+        place = ""
+        if interpretation is None:
+            place = f" (value {index + 1} of the row's minutes)"
+        elif len(texts) > lines_N[-1]:  # several on a line
+            place = f" (value {index + 1} of the file)"
         return DataError(f"{path}:{lines_N[index]}: {texts[index]!r} {reason}{place}")
 
     values_N = np.empty(len(texts))
