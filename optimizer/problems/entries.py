@@ -214,7 +214,8 @@ class RecordsDocument(StrictDocument):
     thresholds: FileThresholds | None = None
     """One for all ramps, or one per ramp, in the unit of the records' score."""
     folder: str | None = None
-    """Instead of both: the folder of a model or of a calibration. Each calibration in it is planned with its ramps."""
+    """Instead of both: the folder of a model, or of a calibration. Plans are made for each calibration in it, with its
+    ramps."""
 
     def by_calibration(self, base: Path) -> list[RecordsDocument]:
         """Returns one document for each calibration of the folder, the model's own first; without a folder, this one.

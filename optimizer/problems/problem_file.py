@@ -84,7 +84,8 @@ class ProblemFile:
 def read_problem(path: Path) -> ProblemFile:
     """Reads a problem file, with the model's own calibration if `survival` names a folder with several.
 
-    Paths inside the file are relative to its folder. Raises PlanError with the file, the line and the allowed values.
+    Paths inside the file are relative to its folder. Raises PlanError with the file, the line, the error and the
+    allowed values.
     """
     return read_problems(path)[0]
 
