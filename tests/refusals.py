@@ -1,11 +1,16 @@
-"""Golden tables of refusals: named cases, one per rule, and a file with every message, word for word."""
+"""Golden tables of refusals: named cases, one per rule, and a file with every message, word for word.
+
+`python -m tests.refusals FOLDER` writes the file of `tests/FOLDER` again.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,7 +26,7 @@ class Refusals:
 
     module: Path
     name: str
-    """The module's `__name__`, which depends on how it is run, so messages contain HERE in its place."""
+    """The module's `__name__`; messages contain HERE in its place."""
     cases: Mapping[str, Case]
     files: Mapping[str, FileCase]
     folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
@@ -83,3 +88,7 @@ class Refusals:
                 (folder := Path(made, str(len(lines)))).mkdir()
                 lines.append(f"{name} => {self.message_of(name, folder)}\n")
         self.module.with_name("refusals.txt").write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    import_module(f"tests.{sys.argv[1]}.test_refusals").REFUSALS.write()

@@ -2,7 +2,7 @@
 
 `refusals.yaml` has what is given in cases that need no code.
 
-`python -m tests.earlyexit.test_refusals` writes that file anew.
+`python -m tests.refusals earlyexit` writes that file anew.
 """
 
 from __future__ import annotations
@@ -455,7 +455,3 @@ REFUSALS = Refusals(
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests(
     but_for=None if HAS_ONNX else "onnx: "
 )
-
-
-if __name__ == "__main__":
-    REFUSALS.write()

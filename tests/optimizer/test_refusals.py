@@ -1,4 +1,4 @@
-"""Error messages of planning, one case per rule; `python -m tests.optimizer.test_refusals` rewrites `refusals.txt`."""
+"""Error messages of planning, one case per rule; `python -m tests.refusals optimizer` rewrites `refusals.txt`."""
 
 from __future__ import annotations
 
@@ -299,7 +299,3 @@ FOLDERS: dict[str, Reader] = {
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES, folders=FOLDERS)
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()
-
-
-if __name__ == "__main__":
-    REFUSALS.write()

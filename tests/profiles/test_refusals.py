@@ -1,4 +1,4 @@
-"""Refusals of profiles, one case per rule; `python -m tests.profiles.test_refusals` rewrites `refusals.txt`."""
+"""Refusals of profiles, one case per rule; `python -m tests.refusals profiles` rewrites `refusals.txt`."""
 
 from __future__ import annotations
 
@@ -252,7 +252,3 @@ FILES: dict[str, FileCase] = {
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()
-
-
-if __name__ == "__main__":
-    REFUSALS.write()

@@ -1,4 +1,4 @@
-"""What jobs refuse, one case per rule; `python -m tests.offramp.jobs.test_refusals` writes `refusals.txt` anew.
+"""What jobs refuse, one case per rule; `python -m tests.refusals offramp.jobs` writes `refusals.txt` anew.
 
 Rows, models and networks are those of the modules that test the jobs.
 """
@@ -248,7 +248,3 @@ FOLDERS: dict[str, Reader] = {
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES, folders=FOLDERS)
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()
-
-
-if __name__ == "__main__":
-    REFUSALS.write()

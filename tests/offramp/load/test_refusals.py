@@ -1,4 +1,4 @@
-"""Refusals of the load generator, one case per rule. The module writes `refusals.txt` if it is run."""
+"""Refusals of the load generator, one case per rule; `python -m tests.refusals offramp.load` writes `refusals.txt`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,3 @@ FILES: dict[str, FileCase] = {
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 test_what_is_refused_is_told_in_the_recorded_words, test_no_other_case_is_recorded = REFUSALS.tests()
-
-
-if __name__ == "__main__":
-    REFUSALS.write()
