@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,18 +55,15 @@ class Pictures(nn.Module):
         return answer
 
 
-class Probable(Pictures):
-    """Returns probabilities."""
+class Ending(Pictures):
+    """Returns a function of the logits."""
 
-    def forward(self, image: Tensor) -> Tensor:
-        return super().forward(image).softmax(-1)
+    def __init__(self, end: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.end = end
 
-
-class Separate(Pictures):
-    """Returns a probability per class; they do not sum to 1."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        return super().forward(image).sigmoid()
+    def forward(self, image: Tensor) -> Any:
+        return self.end(super().forward(image))
 
 
 class Attention(nn.Module):
@@ -103,14 +101,6 @@ class Texts(nn.Module):
         pooled = (x * weight).sum(1) / weight.sum(1)
         answer: Tensor = self.classifier(torch.tanh(self.again(pooled)))
         return answer
-
-
-class Pair(Pictures):
-    """Returns two answers."""
-
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        answer = super().forward(image)
-        return answer, answer + 1
 
 
 class Doubled(nn.Module):
@@ -173,14 +163,7 @@ class Broken(Pictures):
         return super().forward(image / bright[:, None, None, None])
 
 
-class Undefined(Pictures):
-    """Has no finite answer."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        return super().forward(image) * float("nan")
-
-
-def _seeded(make: type[nn.Module]) -> nn.Module:
+def _seeded(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = make().eval()
@@ -206,19 +189,19 @@ def images(batch: int = 2) -> dict[str, Tensor]:
     return {"image": torch.randint(0, 256, (batch, SIDE, SIDE, 3), generator=generator).to(torch.uint8)}
 
 
-def _of_images(make: type[nn.Module]) -> Given:
+def _of_images(make: Callable[[], nn.Module]) -> Given:
     return _seeded(make), images()
 
 
 pictures = partial(_of_images, Pictures)
-probable = partial(_of_images, Probable)
-separate = partial(_of_images, Separate)
-two_answers = partial(_of_images, Pair)
+probable = partial(_of_images, partial(Ending, lambda logits: logits.softmax(-1)))
+separate = partial(_of_images, partial(Ending, torch.sigmoid))  # a probability per class; they do not sum to 1
+two_answers = partial(_of_images, partial(Ending, lambda logits: (logits, logits + 1)))
 masked = partial(_of_images, Masked)
 no_sites = partial(_of_images, Alone)
 stubborn = partial(_of_images, Stubborn)
 broken = partial(_of_images, Broken)
-undefined = partial(_of_images, Undefined)
+undefined = partial(_of_images, partial(Ending, lambda logits: logits * float("nan")))
 
 
 def doubled() -> Given:
@@ -258,16 +241,9 @@ def placed(**others: Tensor) -> Given:
     return _seeded(Placed), given | {"token_type_ids": torch.zeros_like(ids)} | others
 
 
-def placed_from_2() -> Given:
-    return placed(position_ids=torch.arange(2, 9).repeat(2, 1))
-
-
-def placed_second_texts() -> Given:
-    return placed(token_type_ids=torch.ones(2, 7, dtype=torch.int64))
-
-
-def placed_left() -> Given:
-    return placed(attention_mask=torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]))
+placed_from_2 = partial(placed, position_ids=torch.arange(2, 9).repeat(2, 1))
+placed_second_texts = partial(placed, token_type_ids=torch.ones(2, 7, dtype=torch.int64))
+placed_left = partial(placed, attention_mask=torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]))
 
 
 class Indexed(nn.Module):
@@ -323,35 +299,22 @@ def plain() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Plain(), (torch.randn(2, 3, 8, 8),)
 
 
-class Fixed(nn.Module):
-    """Takes only batches of two."""
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
 
     def forward(self, values: Tensor) -> Tensor:
-        return values.reshape(2, -1) * 2
+        return self.function(values)
 
 
-class Mixes(nn.Module):
-    """Mixes the inputs of a batch."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values - values.mean(0)
+def _of_rows(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Applied(function), (torch.randn(2, 3),)
 
 
-class Branches(nn.Module):
-    """Has control flow."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        chosen: Tensor = torch.cond(values.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (values,))
-        return chosen
-
-
-def _of_rows(make: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return make(), (torch.randn(2, 3),)
-
-
-fixed = partial(_of_rows, Fixed)
-mixes = partial(_of_rows, Mixes)
-branches = partial(_of_rows, Branches)
+fixed = partial(_of_rows, lambda values: values.reshape(2, -1) * 2)  # takes only batches of two
+mixes = partial(_of_rows, lambda values: values - values.mean(0))  # mixes the inputs of a batch
+branches = partial(_of_rows, lambda values: torch.cond(values.sum() > 0, torch.sin, torch.cos, (values,)))
 
 
 def small_bert() -> tuple[nn.Module, dict[str, Tensor]]:
