@@ -90,7 +90,7 @@ def test_settings_that_contradict_themselves_are_refused(fields: dict[str, objec
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-def test_labels_that_concatenate_to_the_same_text_are_counted_separately() -> None:
+def test_labels_of_the_same_text_are_counted_separately_and_a_histogram_consists_of_counters_up_to_each_end() -> None:
     from deployments.metrics import LazyMetrics
 
     counted: Counter[tuple[str, ...]] = Counter()
@@ -101,19 +101,11 @@ def test_labels_that_concatenate_to_the_same_text_are_counted_separately() -> No
         metrics.set_total("offramp_answers", "Answers", small, exit="1", network="11m")
         metrics.set_total("offramp_answers", "Answers", large, exit="11", network="1m")
     assert counted == {("1", "11m"): 6, ("11", "1m"): 4}
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-def test_a_histogram_consists_of_counters_of_values_up_to_each_end() -> None:
-    from deployments.metrics import LazyMetrics
-
-    counted: dict[str, Counter[str]] = {name: Counter() for name in ("bucket", "count", "sum")}
+    parts: dict[str, Counter[str]] = {name: Counter() for name in ("bucket", "count", "sum")}
     metrics = LazyMetrics()
-    for name, counts in counted.items():
-        counter: Any = SimpleNamespace(
-            inc=lambda value, labels, into=counts: into.update({labels.get("le", ""): value})
-        )
-        metrics.instruments[f"offramp_hop_seconds_{name}"] = counter
+    for name, counts in parts.items():
+        part: Any = SimpleNamespace(inc=lambda value, labels, into=counts: into.update({labels.get("le", ""): value}))
+        metrics.instruments[f"offramp_hop_seconds_{name}"] = part
     for values in ([0.5, 0.125, 4.0], [], [0.25]):
         metrics.observe("offramp_hop_seconds", "Hops", (0.25, 1.0), values, slot="cpu-0")
-    assert counted == {"bucket": {"0.25": 2, "1": 3, "+Inf": 4}, "count": {"": 4}, "sum": {"": 4.875}}
+    assert parts == {"bucket": {"0.25": 2, "1": 3, "+Inf": 4}, "count": {"": 4}, "sum": {"": 4.875}}

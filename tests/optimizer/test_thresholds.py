@@ -54,13 +54,19 @@ def test_a_division_takes_every_input_once() -> None:
 
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
-def test_a_bolder_price_lets_more_inputs_leave_earlier(score: Score) -> None:
+def test_a_bolder_price_lets_more_inputs_leave_earlier_from_never_to_always(score: Score) -> None:
     records = synthetic(500, default_rng(1), score=score)
     path = lay_path(records)
     blocks = [records.outcome(path.thresholds(np.log(price))).mean_blocks for price in (1e-4, 0.01, 0.05, 0.1, 0.3)]
     assert blocks == sorted(blocks, reverse=True)
     assert blocks[0] > 3.5
     assert blocks[-1] < 1.5
+    records = synthetic(300, default_rng(8), score=score)
+    certain = 1.0 if score == "confidence" else 0.0
+    records = replace(records, scores_NR=np.where(records.scores_NR < 0.6, records.scores_NR, certain))
+    path = lay_path(records)
+    assert records.outcome(path.thresholds(-1e3)).exit_counts == {3: 300}  # an input that is certain stays as well
+    assert records.outcome(path.thresholds(0.0)).exit_counts == {0: 300}
 
 
 def test_a_threshold_has_the_risk_of_its_price() -> None:
@@ -137,16 +143,6 @@ def test_the_budget_is_broken_no_more_often_than_promised() -> None:
 def never_wrong(num_inputs: int, *, zero_one: bool = True) -> ExitRecords:
     """Returns records of one ramp, half of whose answers are certain."""
     return exit_records(np.linspace(0, 1, num_inputs, dtype=np.float32)[:, None], zero_one=zero_one)
-
-
-@pytest.mark.parametrize("score", ["confidence", "entropy"])
-def test_the_path_begins_at_never_and_ends_at_always(score: Score) -> None:
-    records = synthetic(300, default_rng(8), score=score)
-    certain = 1.0 if score == "confidence" else 0.0
-    records = replace(records, scores_NR=np.where(records.scores_NR < 0.6, records.scores_NR, certain))
-    path = lay_path(records)
-    assert records.outcome(path.thresholds(-1e3)).exit_counts == {3: 300}  # an input that is certain stays as well
-    assert records.outcome(path.thresholds(0.0)).exit_counts == {0: 300}
 
 
 def test_the_number_of_design_rows_leaves_the_test_one_allowed_loss() -> None:

@@ -361,7 +361,7 @@ def test_joints_that_are_cropped_are_not_visible() -> None:
     assert found[[1, 2]].tolist() == [[0, 3], [31, 31]]
 
 
-def test_maps_of_classes_are_those_of_the_images_names_and_folders(tmp_path: Path) -> None:
+def test_maps_of_classes_are_those_of_the_images_names_and_folders_and_are_cut_alike(tmp_path: Path) -> None:
     table = write_scenes(tmp_path / "set")
     rows = read_labelled(tmp_path / "set", classes=table, part="train")
     assert rows.part_names == CLASSES
@@ -375,22 +375,16 @@ def test_maps_of_classes_are_those_of_the_images_names_and_folders(tmp_path: Pat
         write_image(tmp_path / f"set/seq/label/{scene}/1.png", np.full((24, 32), known, np.uint8))
     rows = read_labelled(tmp_path / "set", classes=table, part="seq")
     assert rows.targets(SCENES, ImageCodec(24, 32))[:, 0, 0].tolist() == [0, 1]
-
-
-CROPPED = ImageCodec(16, 24, shortest_edge=30, interpolation="nearest")
-"""Of 24 x 32 pixels less than the middle third is kept."""
-
-
-def test_maps_are_cut_as_their_images_are(tmp_path: Path) -> None:
-    table = write_scenes(tmp_path / "set")
+    # Of 24 x 32 pixels less than the middle third is kept.
+    cropped = ImageCodec(16, 24, shortest_edge=30, interpolation="nearest")
     rng = np.random.default_rng(0)
     for k in range(4):
         classes = rng.integers(0, 3, (24, 32), dtype=np.uint8)
         write_image(tmp_path / f"set/train/label/im{k}.png", classes)
         write_image(tmp_path / f"set/train/image/im{k}.png", np.repeat(classes[..., None], 3, 2))
     rows = read_labelled(tmp_path / "set", classes=table, part="train")
-    seen = [np.asarray(each.tensors[0])[0, ..., 0] for each in rows.encode(CROPPED)]
-    targets = rows.targets(SegmentationTask(CLASSES, height=16, width=24), CROPPED)
+    seen = [np.asarray(each.tensors[0])[0, ..., 0] for each in rows.encode(cropped)]
+    targets = rows.targets(SegmentationTask(CLASSES, height=16, width=24), cropped)
     assert targets.tolist() == np.stack(seen).tolist()
 
 

@@ -87,7 +87,7 @@ each_policy = pytest.mark.parametrize("make_policy", [pytest.param(make, id=name
 
 
 @each_policy
-def test_cuts_other_inputs_and_the_wire_change_no_answer(
+def test_cuts_other_inputs_the_wire_and_probes_change_no_answer(
     make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
@@ -97,6 +97,11 @@ def test_cuts_other_inputs_and_the_wire_change_no_answer(
     for seed, bounds in enumerate(BOUNDS):
         answers = answers_in_cuts(model, policy, encoded, bounds, seed=seed, over_the_wire=seed % 2 > 0)
         assert_same(answers, expected)
+    uncut = probe(model, policy, encoded, (0, NUM_BLOCKS))
+    assert {len(answers) for answers in uncut.answers.values()} == {1, 2}
+    assert {answers[-1].exit for answers in uncut.answers.values()} == {NUM_BLOCKS - 1}, "also at the model's end"
+    for bounds in BOUNDS:
+        assert_same(probe(model, policy, encoded, bounds).first_answers, expected)
 
 
 def test_a_cut_stops_when_all_inputs_have_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
@@ -207,19 +212,6 @@ def probe(
             survivors += inside.singles() if inside is not None else []
         waiting = survivors
     return probed
-
-
-@each_policy
-def test_a_probe_has_the_same_first_answer_as_any_other_input(
-    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    policy = make_policy()
-    plain = answers_alone(model, policy, encoded)
-    uncut = probe(model, policy, encoded, (0, NUM_BLOCKS))
-    assert {len(answers) for answers in uncut.answers.values()} == {1, 2}
-    assert {answers[-1].exit for answers in uncut.answers.values()} == {NUM_BLOCKS - 1}, "also at the model's end"
-    for bounds in BOUNDS:
-        assert_same(probe(model, policy, encoded, bounds).first_answers, plain)
 
 
 @pytest.mark.parametrize("active", [(), (1,), (0, 2)], ids=["none active", "one active", "two active"])

@@ -57,12 +57,15 @@ def test_numbers_are_scaled_and_their_score_falls_with_the_expected_error() -> N
 
 
 @EVERY
-def test_answers_match_the_declared_columns_and_schema(task: Task) -> None:
+def test_answers_match_the_declared_columns_and_schema_and_a_task_is_made_again_from_its_spec(task: Task) -> None:
     output = ExitOutput(task, torch.zeros(2, *task.output_shape))
     values = values_of(output.value_B.numpy())
     names = {column.name for column in task.columns}
     assert set(task.to_columns(values, output.score_B.tolist())) == names
     assert set(task.to_json(values[0], 0.5)) == set(task.json_schema) >= names
+    again = find_task(task.spec())
+    assert again == task
+    assert hash(again) == hash(task)
 
 
 def test_the_loss_of_labels_is_0_or_1_and_of_numbers_their_distance_up_to_the_scale() -> None:
@@ -110,13 +113,6 @@ def test_an_answer_does_not_depend_on_other_inputs(task: Task) -> None:
             torch.testing.assert_close(
                 task.principal_values(outputs_BC)[row].sort().values, task.principal_values(alone)[0].sort().values
             )
-
-
-@EVERY
-def test_a_task_can_be_made_again_from_its_spec(task: Task) -> None:
-    again = find_task(task.spec())
-    assert again == task
-    assert hash(again) == hash(task)
 
 
 class FiveStars(RegressionTask):

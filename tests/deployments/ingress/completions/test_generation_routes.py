@@ -61,7 +61,9 @@ async def test_streamed_text_equals_the_whole_answer(
 
 
 @BOTH
-async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: dict[str, Any]) -> None:
+async def test_chunks_are_what_clients_expect_and_the_exit_of_every_token_is_reported(
+    teller: Teller, path: str, body: dict[str, Any]
+) -> None:
     teller.answer = "a 🐭!".encode()
     response = await asked(teller, path, body | {"stream": True, "stream_options": {"include_usage": True}})
     *chunks, usage, done = events(response.text)
@@ -88,10 +90,6 @@ async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: d
     unasked = events((await asked(teller, path, body | {"stream": True}, **long_id)).text)
     assert {each["id"].partition("-")[2] for each in unasked[:-1]} == {"r" * 128}
     assert all("usage" not in each and each["choices"] for each in unasked[:-1])
-
-
-@BOTH
-async def test_the_exit_of_every_token_is_reported(teller: Teller, path: str, body: dict[str, Any]) -> None:
     teller.answer = "a🐭".encode()
     whole = (await asked(teller, path, body | {"exits": True})).json()
     assert whole["offramp"] == {"exits": {"1": 3, "3": 3}, "token_exits": [1, 3, 1, 3, 1, 3]}

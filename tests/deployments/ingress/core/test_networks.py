@@ -102,15 +102,19 @@ def test_a_stage_knows_the_networks_that_are_left_out_before_its_own() -> None:
     assert [detours(two, stage) for stage in (0, 1)] == [[], [(2, 4)]]
 
 
-def test_a_probe_enters_every_network_also_those_that_the_plan_leaves_out() -> None:
-    world = probing(networks((FIRST, LAST), ends=THREE))
-    world.submit("a")
-    world.go_on(0, "a", block=2)
-    world.go_on(1, "a", block=4)
-    assert world.log[1:] == [
-        "0 send 1: a to first for block 2 of network 1",
-        "0 send 2: a to first for block 4 of network 2",
-    ]
+def test_a_probe_enters_every_network_also_those_that_the_plan_leaves_out_and_its_whole_text_the_last_once() -> None:
+    whole_text = "0 send 3: a to first for block 4 of network 2"
+    for prunes, more in ((None, ()), (1, (whole_text,))):
+        world = probing(networks((FIRST, LAST), ends=THREE, prunes=prunes))
+        world.submit("a")
+        world.go_on(0, "a", block=2)
+        world.go_on(1, "a", block=4)
+        assert world.log[1:] == [
+            "0 send 1: a to first for block 2 of network 1",
+            "0 send 2: a to first for block 4 of network 2",
+            *more,
+        ]
+    assert [call.watch for call in world.calls] == ["probe", "probe", "unpruned", "probe"]
     alone = probing(single())
     alone.submit("b")
     assert alone.log == ["0 send 0: b to first for block 0"]
@@ -185,16 +189,3 @@ def test_a_whole_text_that_fails_or_hangs_costs_its_caller_nothing() -> None:
     hanging.answer(1, "b", block=END)
     hanging.until(20.0)
     assert (hanging.log[-1], hanging.calls[2].remaining()) == (f"{10.0 + CALL_GRACE_S:g} hang up 2", [])
-
-
-def test_of_three_networks_the_whole_text_goes_to_the_last_at_once_and_only_once() -> None:
-    world = probing(networks((FIRST, LAST), ends=THREE, prunes=1))
-    world.submit("a")
-    world.go_on(0, "a", block=2)
-    world.go_on(1, "a", block=4)
-    assert world.log[1:] == [
-        "0 send 1: a to first for block 2 of network 1",
-        "0 send 2: a to first for block 4 of network 2",
-        "0 send 3: a to first for block 4 of network 2",
-    ]
-    assert [call.watch for call in world.calls] == ["probe", "probe", "unpruned", "probe"]
