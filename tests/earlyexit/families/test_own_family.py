@@ -33,6 +33,7 @@ from earlyexit.training.joint import train_jointly
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.convolutions import PIXELS, SHAPES, Convolution, Flat, Pixels, pictures
 from tests.earlyexit.families.convolutions import build as build_convolutions
+from tests.earlyexit.foreign.modules import Applied
 from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.network.models import ramped, small
 from tests.earlyexit.network.tokens import layout_of, of_tokens, random_inputs
@@ -131,39 +132,16 @@ def test_boundaries_are_found_by_a_run_that_does_not_change_statistics() -> None
 # What a network over tensors must keep to, what may cross between its blocks, and in what precision
 
 
-class Centred(nn.Module):
-    """Looks at its batch-mates."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden - hidden.mean(0, keepdim=True)
-
-
-class Masking(nn.Module):
-    """Never gives the last class, as models with padded classes do."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.cat([hidden[:, :-1], torch.full_like(hidden[:, -1:], self.value)], dim=1)
+centred = Applied(lambda hidden: hidden - hidden.mean(0, keepdim=True))  # looks at its batch-mates
+twice = Applied(lambda hidden: torch.cat([hidden, hidden]))
+# Gives whole numbers beside the others.
+counting = Applied(lambda hidden, *_: (hidden, (hidden > 0).sum(1, dtype=torch.int32)))
+doubled = Applied(lambda hidden, *_: (hidden, hidden.double()))
 
 
-class Twice(nn.Module):
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.cat([hidden, hidden])
-
-
-class Counting(nn.Module):
-    """Gives whole numbers beside the others."""
-
-    def forward(self, hidden: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        return hidden, (hidden > 0).sum(1, dtype=torch.int32)
-
-
-class Doubled(nn.Module):
-    def forward(self, hidden: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        return hidden, hidden.double()
+def masking(value: float) -> Applied:
+    """Returns a block that never gives the last class, as models with padded classes do."""
+    return Applied(lambda hidden: torch.cat([hidden[:, :-1], torch.full_like(hidden[:, -1:], value)], dim=1))
 
 
 def rows_of_three(*blocks: nn.Module, embed: nn.Module | None = None) -> TensorBackbone:
@@ -186,25 +164,25 @@ def of_numbers(count: int) -> list[Encoded]:
             id="lets padding through",
         ),
         pytest.param(
-            lambda: rows_of_three(nn.Tanh(), Centred()),
+            lambda: rows_of_three(nn.Tanh(), centred),
             "block 1 gives one of 3 inputs other values than alone",
             id="leaks",
         ),
         *(
             pytest.param(
-                lambda value=value: rows_of_three(nn.Sequential(Centred(), Masking(value))),
+                lambda value=value: rows_of_three(nn.Sequential(centred, masking(value))),
                 "block 0 gives one of 3 inputs other values than alone",
                 id=f"leaks beside a class of {value:g}",
             )
             for value in (-1e4, -1e9, float(np.finfo(np.float32).min))
         ),
         pytest.param(
-            lambda: rows_of_three(Twice()),
+            lambda: rows_of_three(twice),
             "block 0 returns 6 rows for 3 inputs of 3 tokens; one row per input",
             id="too many",
         ),
         pytest.param(
-            lambda: rows_of_three(nn.Tanh(), embed=Twice()), "the embedding returns 6 rows", id="of the embedding"
+            lambda: rows_of_three(nn.Tanh(), embed=twice), "the embedding returns 6 rows", id="of the embedding"
         ),
     ],
 )
@@ -219,14 +197,14 @@ def model_of(backbone: TensorBackbone) -> EarlyExitModel:
 
 
 def test_integers_may_cross_boundaries_and_floats_have_the_networks_dtype() -> None:
-    backbone = rows_of_three(Counting(), Counting())
+    backbone = rows_of_three(counting, counting)
     check_own(backbone)
     model = model_of(backbone)
     assert [(each.dtype, each.shape) for each in model.takes(1)] == [("float", (3,)), ("int32", ())]
     warm_up = TorchRunner(model, ConfidencePolicy(2.0)).warm_up_pieces(Split(first=1, end=2, batch=4), 4)
     assert [values.dtype for values in warm_up.tensors] == [torch.float32, torch.int32]
     with pytest.raises(ModelFolderError, match=r"block 0 returns torch\.float64; the weights' float"):
-        model_of(rows_of_three(Doubled(), Doubled()))
+        model_of(rows_of_three(doubled, doubled))
     model = model_of(rows_of_three(nn.Linear(3, 3), nn.Tanh())).to(torch.bfloat16)
     answers = answers_alone(model, ConfidencePolicy(2.0), of_numbers(4))
     assert {answer.exit for answer in answers.values()} == {1}
@@ -263,15 +241,12 @@ def test_training_changes_ramps_and_leaves_the_networks_own_answers(classified: 
     assert not after[0].equal(before[0])
 
 
-def test_a_task_of_as_many_labels_takes_the_outputs_in_their_order() -> None:
+def test_a_task_of_as_many_labels_takes_the_outputs_in_their_order_and_another_gets_a_head_of_its_own() -> None:
     model = given_of(None)
     assert (model.info.head_style, model.info.provenance["head"]) == ("given", "checkpoint")
-
-
-@pytest.mark.parametrize("task", [LabelTask(("a", "b", "c")), RegressionTask(1.0)], ids=["three labels", "a number"])
-def test_another_task_gets_a_head_of_its_own(task: Task) -> None:
-    model = given_of(None, task)
-    assert (model.info.head_style, "head" in model.info.provenance) == ("light", False)
+    for other in (LabelTask(("a", "b", "c")), RegressionTask(1.0)):
+        model = given_of(None, other)
+        assert (model.info.head_style, "head" in model.info.provenance) == ("light", False)
 
 
 def test_given_outputs_that_are_not_the_tasks_are_refused(classified: EarlyExitModel, tmp_path: Path) -> None:

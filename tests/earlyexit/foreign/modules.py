@@ -300,12 +300,12 @@ def plain() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 class Applied(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, values: Tensor) -> Tensor:
-        return self.function(values)
+    def forward(self, values: Tensor, *others: Tensor) -> Any:
+        return self.function(values, *others)
 
 
 def _of_rows(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:

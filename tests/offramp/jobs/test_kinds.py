@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from tokenizers.processors import RobertaProcessing
-from torch import Tensor, nn
+from torch import nn
 
 from earlyexit.backends import onnx
 from earlyexit.codecs import find_codec
@@ -41,6 +41,7 @@ from profiles.latency import LatencyProfile
 from tests.earlyexit.codecs.pictures import file_of
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.checkpoints import hf_inputs, hf_model, resnet_state
+from tests.earlyexit.foreign.modules import Applied
 from tests.offramp.cli.runs import Captured, printed, run
 
 HERE = __name__
@@ -126,15 +127,11 @@ def of_two_inputs(second: str) -> NamedSpec:
     return codec_for(job, (ids, replace(ids, name=second)), rows, longest=16)
 
 
-class Slope(nn.Module):
-    def forward(self, spectrum_BL: Tensor) -> Tensor:
-        return spectrum_BL[:, None].expand(-1, 2, -1)
-
-
 def network() -> TensorBackbone:
     spectrum = TensorSpec(name="spectrum", shape=(8,))
     blocks = [nn.Sequential(nn.Conv1d(2, 2, 3, padding=1), nn.ReLU()) for _ in range(2)]
-    return TensorBackbone(embed=Slope(), blocks=blocks, inputs=(spectrum,), config={})
+    as_two_channels = Applied(lambda spectrum_BL: spectrum_BL[:, None].expand(-1, 2, -1))
+    return TensorBackbone(embed=as_two_channels, blocks=blocks, inputs=(spectrum,), config={})
 
 
 def spectra(labels: list[str]) -> LabelledRows:
@@ -165,14 +162,10 @@ class Logarithms(TensorCodec):
         return {"name": f"{HERE}:Logarithms", "max_length": self.max_length}
 
 
-class Fractions(nn.Module):
-    def forward(self, pixels: Tensor) -> Tensor:
-        return pixels / 255
-
-
 def grey_network() -> TensorBackbone:
     grey = TensorSpec(name="grey", shape=(8, 8, 1), dtype="uint8")
-    return TensorBackbone(embed=Fractions(), blocks=[nn.Identity(), nn.Identity()], inputs=(grey,), config={})
+    fractions = Applied(lambda pixels: pixels / 255)
+    return TensorBackbone(embed=fractions, blocks=[nn.Identity(), nn.Identity()], inputs=(grey,), config={})
 
 
 AB = spectra(["a", "b"])
