@@ -18,6 +18,7 @@ from cluster.memory import machine_memory
 from cluster.render import Kubernetes, grpc_environment, kubernetes_name, ray_service, serve_config, to_yaml
 from earlyexit.errors import InputError, PlanError
 from tests.cluster.kuberay_schema import RayService
+from tests.offramp.cli.runs import written
 
 LINK = ClusterLink(bandwidth_bytes_per_s=1.0)
 
@@ -92,14 +93,8 @@ def test_every_figure_of_the_catalogue_names_a_source_that_it_has() -> None:
     assert all((each.usd_per_hour is None) == (each.price is None) for each in catalogue.devices.values())
 
 
-def written(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "cluster.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def test_a_file_overrides_the_catalogue(tmp_path: Path) -> None:
-    found = read_inventory(written(tmp_path, "devices: {V100: {count: 16}}\n"))
+    found = read_inventory(written(tmp_path / "cluster.yaml", "devices: {V100: {count: 16}}\n"))
     assert found.counts == {"V100": 16}
     assert found.devices["V100"].usd_per_hour == 2.93
     assert found.devices["V100"].memory_bytes == 16 * 2**30
@@ -113,7 +108,7 @@ def test_a_file_overrides_the_catalogue(tmp_path: Path) -> None:
         "link: {bandwidth_bytes_per_s: 1.0e9, source: iperf}\n"
         "time_scale: 20\n"
     )
-    found = read_inventory(written(tmp_path, text))
+    found = read_inventory(written(tmp_path / "cluster.yaml", text))
     each = found.devices["emulated:V100"]
     assert (each.usd_per_hour, each.memory_bytes, each.source) == (1.0, 100, "me")
     assert (each.labels, each.node_selector) == ({"tier": "fast"}, {"pool": "gpu"})
@@ -134,7 +129,7 @@ def test_a_file_overrides_the_catalogue(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_the_line(tmp_path: Path, text: str, line: int, words: str) -> None:
-    path = written(tmp_path, text)
+    path = written(tmp_path / "cluster.yaml", text)
     with pytest.raises(InputError) as refusal:
         read_inventory(path)
     assert str(refusal.value).startswith(f"{path}:{line}: ")

@@ -161,12 +161,6 @@ def test_messages_of_a_replica_arrive_as_sent(message: ReplyPart | CallRefused) 
     assert plain(decode_from_replica(encode(message))) == plain(message)
 
 
-def errors_that_travel() -> list[type[OfframpError]]:
-    """All errors, except those that only HTTP has."""
-    found = [each for name, each in vars(earlyexit.errors).items() if isinstance(each, type) and name[0] != "_"]
-    return [each for each in found if issubclass(each, OfframpError) and each is not MethodNotAllowedError]
-
-
 def error_of(kind: type[Any]) -> OfframpError:
     """Returns an error with a message, and with `retry_after_s` if it has one."""
     try:
@@ -177,7 +171,10 @@ def error_of(kind: type[Any]) -> OfframpError:
 
 
 def test_every_error_of_a_replica_arrives_as_sent() -> None:
-    for kind in errors_that_travel():
+    found = [each for name, each in vars(earlyexit.errors).items() if isinstance(each, type) and name[0] != "_"]
+    for kind in found:
+        if not issubclass(kind, OfframpError) or kind is MethodNotAllowedError:  # only HTTP has the latter
+            continue
         message = ReplyPart(1, Chunk(lost=(("a", error_of(kind)),)))
         assert plain(decode_from_replica(encode(message))) == plain(message)
 

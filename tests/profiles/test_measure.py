@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ class FakeRunner:
     def __init__(self, seconds: Mapping[int, Sequence[float]]) -> None:
         self.clock = ManualClock()
         self.log: list[int] = []
-        self._seconds: dict[int, Iterator[float]] = {length: _last_for_ever(s) for length, s in seconds.items()}
+        self._seconds: dict[int, Iterator[float]] = {length: chain(s, repeat(s[-1])) for length, s in seconds.items()}
 
     def prepare(self, timed: TimedSplit) -> Callable[[], None]:
         def run() -> None:
@@ -152,12 +153,6 @@ class FakeRunner:
             self.clock.advance(next(self._seconds[timed.length]))
 
         return run
-
-
-def _last_for_ever(seconds: Sequence[float]) -> Iterator[float]:
-    yield from seconds
-    while True:
-        yield seconds[-1]
 
 
 def timed(runner: FakeRunner, lengths: Sequence[int], repeats: int, seed: int = 0) -> list[tuple[float, ...]]:

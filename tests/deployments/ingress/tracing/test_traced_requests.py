@@ -42,7 +42,6 @@ async def test_the_spans_of_a_request_add_up_to_its_latency(tmp_path: Path, rece
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         for ids in ("a", "b", "c", "d", "abcd"):
             assert (await service.ask(*ids)).status_code == 200
-        await service.send_spans()
     roots = receiver.requests()
     inputs = roots[-1].named("input")
     assert [each.attributes["offramp.exit"] for each in inputs] == [0, 1, 2, 3]
@@ -55,7 +54,6 @@ async def test_the_spans_of_a_request_add_up_to_its_latency(tmp_path: Path, rece
 async def test_an_input_of_all_stages_has_spans_of_queues_splits_and_hops(tmp_path: Path, receiver: Receiver) -> None:
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         await service.ask("d", headers={"x-request-id": "r-7"})
-        await service.send_spans()
     [root] = receiver.requests()
     assert (root.name, root.service, receiver.paths) == ("POST /predict", "traced", {"/v1/traces"})
     assert root.attributes == {
@@ -89,7 +87,6 @@ async def test_an_rpc_is_traced_like_an_http_request_and_returns_its_trace(tmp_p
         message.parameters["ids"].string_param = '["d"]'
         await service.rpcs.call("ModelInfer", message.SerializeToString(), context)
         await service.rpcs.call("ServerLive", b"", FakeContext())
-        await service.send_spans()
     [root] = receiver.requests()
     assert (root.name, root.trace_id, root.parent_id) == ("inference.GRPCInferenceService/ModelInfer", TRACE, PARENT)
     assert root.attributes == {
@@ -108,7 +105,6 @@ async def test_an_rpc_is_traced_like_an_http_request_and_returns_its_trace(tmp_p
 async def test_an_rpc_that_is_refused_has_its_status_in_the_trace(tmp_path: Path, receiver: Receiver) -> None:
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         await service.rpcs.call("ModelInfer", infer_bytes("pay", model="another"), FakeContext())
-        await service.send_spans()
     [root] = receiver.requests()
     assert root.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
     assert (root.names, root.failed) == (["prepare"], False)
@@ -121,7 +117,6 @@ async def test_a_callers_trace_is_continued_and_returned(tmp_path: Path, receive
         silent = await service.ask("a", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
         unasked = await service.ask("a")
         malformed = await service.ask("a", headers={"traceparent": f"00-{TRACE}-01"})
-        await service.send_spans()
     [root] = receiver.requests()
     assert (root.trace_id, root.parent_id, root.trace_state) == (TRACE, PARENT, "vendor=1")
     assert response.headers["traceparent"] == f"00-{TRACE}-{root.span_id}-01"
@@ -139,7 +134,6 @@ async def test_an_input_that_is_sent_again_shows_its_attempts(tmp_path: Path, re
         service.board.announce({"r1": service.addresses[f"{SLOT}-r"]})
         dying.die()
         assert (await response).status_code == 200
-        await service.send_spans()
     [root] = receiver.requests()
     [each] = root.named("input")
     assert each.names == ["queue", FIRST, "queue", FIRST]
@@ -153,7 +147,6 @@ async def test_an_input_that_is_sent_again_shows_its_attempts(tmp_path: Path, re
 async def test_a_request_that_is_not_answered_in_time_shows_where_it_was(tmp_path: Path, receiver: Receiver) -> None:
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         response = await service.ask("a", body={"timeout_s": 0.9 * BLOCK_S})
-        await service.send_spans()
     [root] = receiver.requests()
     assert (response.status_code, root.attributes["http.response.status_code"], root.failed) == (504, 504, True)
     [each] = root.named("input")
@@ -167,7 +160,6 @@ async def test_a_refused_request_is_a_span_without_inputs_and_no_error_of_the_se
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         await service.http.post("/predict", content=b"{")
         await service.http.get("/v2/health/live")
-        await service.send_spans()
     [root] = receiver.requests()
     assert (root.names, root.failed, root.attributes["http.response.status_code"]) == (["prepare"], False, 400)
 
@@ -181,7 +173,6 @@ async def test_headers_for_the_collector_come_from_the_environment(
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
     async with traced_service(settings_of(tmp_path, service_name=None)) as service:
         await service.ask("a")
-        await service.send_spans()
     [root] = receiver.requests()
     assert root.service == "from outside"
     assert receiver.headers[0]["authorization"] == "Bearer secret"

@@ -88,11 +88,6 @@ class Traced:
         body = {"inputs": ["pay"] * len(ids), "ids": list(ids), **more.pop("body", {})}
         return await self.http.post("/predict", json=body, **more)
 
-    async def send_spans(self) -> None:
-        """Sends all remaining spans, and closes the tracer."""
-        assert self.tracer is not None
-        await asyncio.to_thread(self.tracer.close)
-
 
 @asynccontextmanager
 async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
@@ -112,3 +107,5 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
                 addresses=running.addresses,
                 tracer=tracer,
             )
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)  # sends all remaining spans
