@@ -157,13 +157,10 @@ def outside(folders: Iterable[str], package: str) -> set[str]:
     return {module for module in modules_in(*folders) if package in {top(name) for name in read(module).imports}}
 
 
-def test_ray_torch_and_asyncio_stay_where_they_belong() -> None:
+def test_ray_torch_and_asyncio_stay_where_they_belong_and_one_file_imports_private_modules_of_ray() -> None:
     assert outside(NO_RAY, "ray") == set()
     assert outside(NO_TORCH, "torch") == set()
     assert outside(NO_ASYNCIO, "asyncio") == set()
-
-
-def test_only_one_file_imports_private_modules_of_ray() -> None:
     private = ("ray._private", "ray.serve._private", "ray.experimental.internal_kv")
     found = {module for module in sources() for name in read(module).imports if name.startswith(private)}
     assert found == {"deployments.local_ray.private"}

@@ -199,14 +199,10 @@ def test_a_document_without_a_place_for_a_table_is_refused() -> None:
         renewed("# API", {"routes": routes})
 
 
-def test_the_table_of_folders_names_every_package() -> None:
+def test_every_folder_of_sources_is_an_installed_package_and_in_the_table_of_folders() -> None:
     packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
     named = re.findall(r"^\| `(\w+)/` \|", read(ROOT / "docs" / "architecture.md"), flags=re.MULTILINE)
     assert {package for package in packages if "." not in package} <= set(named)
-
-
-def test_every_folder_of_sources_is_a_package_that_is_installed() -> None:
-    packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
     folders = {path.parent for top in packages if "." not in top for path in (ROOT / top).rglob("*.py")}
     assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(packages)
 

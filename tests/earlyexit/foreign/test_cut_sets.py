@@ -77,17 +77,12 @@ def crossing(flow: Dataflow, ran: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_tensors_that_cross_are_those_that_later_operators_read(seed: int) -> None:
+def test_tensors_that_later_operators_read_cross_and_sets_disconnect_the_graph_one_after_the_other(seed: int) -> None:
     flow = drawn(seed)
     ran: set[str] = set()
     for place, each in enumerate(flow.live):
         ran.add(each.name)
         assert flow.crossings[place] == crossing(flow, ran)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_sets_disconnect_the_graph_and_follow_each_other(seed: int) -> None:
-    flow = drawn(seed)
     before: frozenset[str] = frozenset()
     for site in cut_sets_between(flow, -1, len(flow.live) - 1):
         assert disconnects(flow, site.tensors)

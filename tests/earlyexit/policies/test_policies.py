@@ -157,8 +157,7 @@ def test_recorded_policies_ignore_the_logits() -> None:
     policy, state_BS = recorded(), torch.zeros(3, 0)
     decision = policy.decide(2, OUTPUT, state_BS, ("y", "x", "y#7"))
     assert decision.leave_B.tolist() == [False, True, False]
-    assert decision.value_B is not None
-    assert decision.value_B.tolist() == [20, 10, 20]
+    np.testing.assert_array_equal(decision.value_B, [20, 10, 20])
     assert policy.decide(5, OUTPUT, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
     assert policy.conclude(OUTPUT, state_BS, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
     score_B, label_B = policy.look(5, OUTPUT, state_BS, ("y#3", "x", "y"))
@@ -297,12 +296,9 @@ def test_the_share_that_continues_is_the_mean_probability(c: float, k: float) ->
     assert share == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(100_000))
 
 
-def test_a_coin_is_the_same_for_every_attempt_and_in_every_process() -> None:
+def test_every_attempt_has_the_same_coin_in_every_process_and_other_inputs_and_ramps_have_others() -> None:
     assert coin("tweet#ingress-1.17.0", 5) == coin("tweet#ingress-1.17.12", 5)
     assert coin("tweet#ingress-1.17.0", 5) == 0.0428821056667833
-
-
-def test_other_inputs_and_ramps_have_other_coins() -> None:
     attempts, no_attempts, callers_ids = ("t#i-1.17.0", "t#i-1.18.0"), ("row.1", "row.2"), ("a#1.2.3", "b#1.2.3")
     for one, other in (attempts, no_attempts, callers_ids):
         assert len({coin(one, 5), coin(other, 5), coin(one, 11)}) == 3

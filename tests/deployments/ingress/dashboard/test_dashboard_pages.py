@@ -34,11 +34,8 @@ async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def test_the_whole_page_is_small() -> None:
+def test_the_whole_page_is_small_and_loads_only_files_that_are_served_with_it() -> None:
     assert sum(map(len, assets().values())) <= MOST_BYTES
-
-
-def test_the_page_loads_only_files_that_are_served_with_it() -> None:
     text = b"".join(assets().values()).decode()
     loaded = re.findall(r'(?:src|href)="(?:dashboard/)([^"]+)"|from "\./([^"]+)"', text)
     assert {name for names in loaded for name in names if name} == set(assets()) - {"page.html"}
