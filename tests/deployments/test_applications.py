@@ -12,12 +12,8 @@ from deployments.controller.observe import room
 from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
 from deployments.local_ray.private import find_applications, put_applications, scale_deployment
 from earlyexit.errors import InputError, OfframpError
+from tests.deployments.ingress.versions.version_world import PLAN
 from tests.deployments.serve_status import application, serving
-
-PLAN = {
-    "schema_version": 1,
-    "stages": [{"device": "cpu", "replicas": 2, "splits": [{"first": 0, "end": 2, "batch": 8}]}],
-}
 
 
 def config(**args: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 import os
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,23 +19,12 @@ except ImportError:
 """
 
 
-class Installed:
-    """An import hook that provides a nearly empty pandas."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name == BLOCKED_MODULE else None  # type: ignore[arg-type] # it is a loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return ModuleType(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.here = True  # type: ignore[attr-defined] # it says that it ran
-
-
-def test_serve_does_not_import_pandas_but_other_modules_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_does_not_import_pandas_but_other_modules_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, BLOCKED_MODULE, ModuleType(BLOCKED_MODULE))  # modules are restored afterwards
     monkeypatch.delitem(sys.modules, BLOCKED_MODULE)
-    monkeypatch.setattr(sys, "meta_path", [PandasBlocker(), Installed(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [PandasBlocker(), *sys.meta_path])
+    (tmp_path / f"{BLOCKED_MODULE}.py").write_text("here = True", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
     found: dict[str, Any] = {"__name__": IMPORTER}
     exec(TRY, found)
     assert found["found"] is None

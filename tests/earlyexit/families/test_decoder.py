@@ -56,7 +56,9 @@ def test_copies_are_of_the_state_at_the_exit(model: EarlyExitModel, reference: L
     backbone.fill = "copy"
     sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
     said = Handfuls(model=model, policy=SOMETIMES, bounds=(0, 3, 5), ramps=(1, 2)).run(sequences, end=False)
-    _catch_up(model, sequences)
+    for number, each in sequences.items():
+        _see(model, number, each, each.tokens[-1:])
+        assert backbone.memory.pending_blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
     checked = 0
     for number, steps in said.items():
         # The first token to leave after block 1, where all before it ran whole: what it left with is the full model's.
@@ -73,7 +75,8 @@ def test_copies_are_of_the_state_at_the_exit(model: EarlyExitModel, reference: L
             checked += 1
     assert checked
     backbone.fill = "compute"
-    _end(model)
+    for number in list(backbone.memory.kv._places):
+        backbone.memory.end(number)
 
 
 def test_warm_up_inputs_belong_to_no_sequence(model: EarlyExitModel) -> None:
@@ -90,23 +93,6 @@ def test_warm_up_inputs_belong_to_no_sequence(model: EarlyExitModel) -> None:
 def test_the_number_of_a_sequence_is_sent_in_two_halves(number: int) -> None:
     high, low, *others = np.array(run_of(number, 5, 9, 3), dtype=np.int32).tolist()
     assert (sequence_of(high, low), *others) == (number, 5, 9, 3)
-
-
-def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> None:
-    """One more token of every sequence through all blocks, by which everything that waits is filled in."""
-    backbone = backbone_of(model)
-    for number, each in sequences.items():
-        tokens = each.tokens
-        ids = torch.tensor([tokens[-1]], dtype=torch.int32)
-        run = torch.tensor([run_of(number, len(tokens) - 1, 0, 0)], dtype=torch.int32)
-        with torch.inference_mode():
-            backbone.run_blocks(0, NUM_BLOCKS, backbone.embed((ids, run), layout_of(1)), layout_of(1))
-        assert backbone.memory.pending_blocks(Run(sequence=number, start=1000, length=1), 0, NUM_BLOCKS) == []
-
-
-def _end(model: EarlyExitModel) -> None:
-    for number in list(backbone_of(model).memory.kv._places):
-        backbone_of(model).memory.end(number)
 
 
 RAMPS = (1, 2)
@@ -379,7 +365,7 @@ def test_a_checkpoints_folder_is_read_and_says_what_answers_start_with(
 
 
 def _see(answering: EarlyExitModel, number: int, of: TokenSequence, tokens: list[int]) -> None:
-    """Let all blocks see a sequence's last tokens, under a number."""
+    """Let all blocks see a sequence's last tokens, under a number, by which everything that waits is filled in."""
     backbone, count = backbone_of(answering), len(tokens)
     run_15 = torch.tensor([run_of(number, len(of.tokens) - count, of.limit, of.num_prompt)], dtype=torch.int32)
     layout = layout_of(count)
