@@ -36,8 +36,7 @@ def test_an_input_leaves_at_the_first_ramp_that_is_sure() -> None:
     outcome = RECORDS.outcome({1: 0.75, 3: 0.8})
     # a and c leave after block 1, b after block 3, d after the last.
     assert outcome.exits_N.tolist() == [1, 3, 1, 5]
-    assert outcome.answers_N is not None
-    assert outcome.answers_N.tolist() == [0, 1, 0, 2]
+    np.testing.assert_array_equal(outcome.answers_N, [0, 1, 0, 2])
     assert outcome.losses_N.tolist() == [0, 0, 1, 0]  # c: 0, but the full model answers 2
     assert outcome.exit_counts == {1: 2, 3: 1, 5: 1}
     assert outcome.mean_blocks == (2 + 4 + 2 + 6) / 4
@@ -79,8 +78,7 @@ def test_a_subset_has_the_same_rows_in_all_arrays() -> None:
     assert part.sample_ids == ("d", "b")
     assert part.answers().tolist() == [[1, 1, 2], [0, 1, 1]]
     assert part.losses_NR.tolist() == [[1, 1], [1, 0]]
-    assert part.true_losses_NE is not None
-    assert part.true_losses_NE.tolist() == [[0, 0, 1], [1, 0, 0]]
+    np.testing.assert_array_equal(part.true_losses_NE, [[0, 0, 1], [1, 0, 0]])
     assert part.outcome({3: 0.8}).exits_N.tolist() == [5, 3]
 
 
@@ -113,8 +111,7 @@ def test_answers_of_any_shape_become_losses_in_between(tmp_path: Path) -> None:
     assert records.losses_NR.tolist() == [[0.5, 0.25]]
     outcome = records.outcome({1: 0.3, 3: 0.6})
     assert (outcome.agreement, outcome.accuracy, outcome.full_accuracy) == (0.5, 0.75, 0.75)
-    assert outcome.answers_N is not None
-    assert outcome.answers_N.tolist() == MAPS_NE[:, 0].tolist()
+    np.testing.assert_array_equal(outcome.answers_N, MAPS_NE[:, 0])
     records.save(tmp_path / "r.npz")
     assert_equal(ExitRecords.load(tmp_path / "r.npz"), replace(records, provenance={}))
 
@@ -169,8 +166,7 @@ def test_harm_counts_losses_where_the_full_model_is_right() -> None:
     records = replace(EARLY_WRONG.subset(np.array([0, 1])), zero_one=False, true_losses_NE=truth_NE)
     assert records.of_harm().losses_NR == pytest.approx(np.array([[0.2, 0.0], [0.0, 0.0]]))
     harmed = WITH_END.of_harm()
-    assert harmed.end_losses_N is not None
-    assert harmed.end_losses_N.tolist() == [0, 1, 0, 0]
+    np.testing.assert_array_equal(harmed.end_losses_N, [0, 1, 0, 0])
 
 
 def test_an_input_that_reaches_the_end_has_its_loss_also_in_the_worst_subset() -> None:
@@ -216,8 +212,7 @@ def test_a_table_of_labels_becomes_records_whatever_its_order_and_other_columns(
     assert (records.sample_ids, records.zero_one) == (("a", "b"), True)
     np.testing.assert_array_equal(records.scores_NR, np.array([[0.6, 0.9], [0.7, 0.8]], dtype=np.float32))
     assert records.losses_NR.tolist() == [[1, 0], [0, 0]]
-    assert records.true_losses_NE is not None
-    assert records.true_losses_NE.tolist() == [[1, 0, 0], [1, 1, 1]]
+    np.testing.assert_array_equal(records.true_losses_NE, [[1, 0, 0], [1, 1, 1]])
     assert records.answers().tolist() == [[1, 0, 0], [0, 0, 0]]
     assert records.provenance == {"data": "exits.csv", "label_names": ["no", "yes"]}
     rows = [f"{row},more" for row in reversed(ROWS)]
@@ -228,8 +223,7 @@ def test_a_table_of_labels_becomes_records_whatever_its_order_and_other_columns(
     with pytest.raises(DataError, match="exit: the number of the block"):
         read_records(file(tmp_path, f"a,{'1' * 5000},0.3,3,3"))  # Python converts no more than 4,300 digits
     tokens_N = read_records(file(tmp_path, *rows, header=HEADER + ",Tokens")).tokens_N
-    assert tokens_N is not None
-    assert tokens_N.tolist() == [12, 300]
+    np.testing.assert_array_equal(tokens_N, [12, 300])
     assert records.tokens_N is None
 
 
@@ -247,14 +241,12 @@ def test_losses_of_numbers_use_a_scale_and_may_replace_answers(tmp_path: Path) -
     records = read_records(file(tmp_path, *rows), scale=2.0)
     assert records.losses_NR.tolist() == [[0.25, 1.0]]
     assert records.zero_one is False
-    assert records.true_losses_NE is not None
-    assert records.true_losses_NE.tolist() == [[0.25, 1.0, 0.0]]
+    np.testing.assert_array_equal(records.true_losses_NE, [[0.25, 1.0, 0.0]])
     header = "sample_id,exit,confidence,loss,true_loss"
     records = read_records(file(tmp_path, "a,0,0.5,0.25,0.5", "a,1,,,0.125", header=header))
     assert records.losses_NR.tolist() == [[0.25]]
     assert (records.zero_one, records.answers_NE) == (False, None)
-    assert records.true_losses_NE is not None
-    assert records.true_losses_NE.tolist() == [[0.5, 0.125]]
+    np.testing.assert_array_equal(records.true_losses_NE, [[0.5, 0.125]])
 
 
 def test_arrays_written_by_numpy_are_records(tmp_path: Path) -> None:

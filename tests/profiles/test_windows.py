@@ -158,12 +158,10 @@ def test_the_probes_of_a_window_become_exit_records() -> None:
     records = window.records()
     assert (window.num_probes, records.sample_ids) == (2, ("120-1", "120-3"))
     assert records.scores_NR.tolist() == RECORDS.subset(np.array([1, 3])).scores_NR.tolist()
-    assert records.times_s_N is not None
-    assert records.times_s_N.tolist() == [121, 123]
+    np.testing.assert_array_equal(records.times_s_N, [121, 123])
     assert records.outcome({1: 0.75, 3: 0.8}).exits_N.tolist() == [3, 5]
     assert RECORDS.true_losses_NE is not None
-    assert records.true_losses_NE is not None
-    assert records.true_losses_NE.tolist() == RECORDS.true_losses_NE[[1, 3]].tolist()
+    np.testing.assert_array_equal(records.true_losses_NE, RECORDS.true_losses_NE[[1, 3]])
 
 
 def test_a_window_without_inputs_has_no_estimate() -> None:

@@ -71,8 +71,7 @@ async def test_survivors_are_encoded_anew_and_bring_their_policys_states(tmp_pat
     [crossed] = scene.stages[1].calls
     piece = crossed.call.piece
     assert (ids(piece), piece.next_block, piece.lengths_B.tolist()) == ([1, 16, 2, 1, 14, 15, 2], 2, [3, 4])
-    assert piece.state_BS is not None
-    assert piece.state_BS.tolist() == [[7], [9]]
+    np.testing.assert_array_equal(piece.state_BS, [[7], [9]])
     assert [flight.tokens for flight in flights] == [4, 3, 3]
     assert [flight.cost for flight in flights] == [3, 3, 3]
     assert crossed.sent.weight == 7  # tokens of the network that they enter
@@ -102,8 +101,7 @@ async def test_an_input_that_the_next_codec_fails_on_costs_its_mates_nothing(tmp
     await turns()
     [crossed] = scene.stages[1].calls
     assert crossed.names == "ab"
-    assert crossed.call.piece.state_BS is not None
-    assert crossed.call.piece.state_BS.tolist() == [[1], [3]]
+    np.testing.assert_array_equal(crossed.call.piece.state_BS, [[1], [3]])
     assert scene.errors == [("x", "execution")]
     crossed.answer("a", exit_block=3)
     crossed.answer("b", exit_block=3)
