@@ -98,7 +98,7 @@ def watch_processes(processes: Mapping[str, Popen[Any]], on_loss: Callable[[Head
     def watch() -> None:
         while not over.wait(WATCH_S):
             statuses = {f"{name} {each.pid}": each.poll() for name, each in processes.items()}
-            if ended := [f"{who} {_describe_end(how)}" for who, how in statuses.items() if how is not None]:
+            if ended := [f"{name} {_describe_end(status)}" for name, status in statuses.items() if status is not None]:
                 on_loss(HeadLostError(f"Ray's head is gone ({', '.join(ended)}); the rest of the service is stopped"))
                 return
 
