@@ -157,7 +157,7 @@ def outside(folders: Iterable[str], package: str) -> set[str]:
     return {module for module in modules_in(*folders) if package in {top(name) for name in read(module).imports}}
 
 
-def test_ray_torch_and_asyncio_stay_where_they_belong_and_one_file_imports_private_modules_of_ray() -> None:
+def test_ray_torch_and_asyncio_are_imported_only_where_allowed() -> None:
     assert outside(NO_RAY, "ray") == set()
     assert outside(NO_TORCH, "torch") == set()
     assert outside(NO_ASYNCIO, "asyncio") == set()

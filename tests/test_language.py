@@ -111,7 +111,7 @@ def test_sentences_of_user_documents_have_at_most_thirty_words(name: str) -> Non
     assert long == []
 
 
-def test_comments_strings_and_docstrings_are_counted_and_names_are_not(tmp_path: Path) -> None:
+def test_only_comments_and_strings_are_searched(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('"""Of whom."""\nwho = "nobody"  # everybody\nvalue = f"{who} and whoever"\n', encoding="utf-8")
     found = Counter(word[0] for _, text in texts_of_python(module) for word in PERSONS.finditer(text))

@@ -47,7 +47,7 @@ def summarized(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int
     ]
 
 
-def test_new_thresholds_hold_from_the_next_batch_and_small_entropies_are_sure() -> None:
+def test_new_thresholds_apply_from_the_next_batch_on() -> None:
     assert ran(recorded(0.5, "entropy"), "abcd") == EVERYWHERE
     runner = recorded(HALF)
     running = runner.run(batch_of("abcd"))
@@ -61,7 +61,7 @@ def test_no_input_leaves_at_ramps_without_a_threshold(thresholds: Mapping[int, f
     assert ran(recorded(thresholds), "abcd") == [("abcd", "", None)]
 
 
-def test_an_input_without_records_is_refused_but_its_batch_is_not() -> None:
+def test_only_the_input_without_records_of_a_batch_is_refused() -> None:
     released: list[Release[EmulatedPiece]] = []
     engine: BatchEngine[EmulatedPiece] = BatchEngine((WHOLE,), ObservedTimes())
     device = Device(engine, recorded(HALF), ManualClock(), released.extend)
@@ -88,7 +88,7 @@ def test_probes_run_every_ramp_and_are_answered_early_without_leaving() -> None:
     assert all(math.isnan(seen.score) for seen in steps[3].seen)
 
 
-def test_inputs_that_stay_run_the_active_ramps_and_the_end_and_get_the_same_answers() -> None:
+def test_inputs_that_stay_run_the_active_ramps_and_the_last_block() -> None:
     split = Split(first=0, end=4, batch=4, ramps=(0, 2), after_answer="stay")
     steps = list(recorded(HALF).run(batch_of("bad", split)))
     assert summarized(steps) == [("a", "bad", 1), ("b", "bad", 3), ("bad", "", None)]
@@ -130,7 +130,7 @@ def test_ramps_without_records_are_refused_when_prepared() -> None:
         recorded(HALF).prepare([Split(first=0, end=2, batch=1, ramps=(0,)), Split(first=2, end=5, batch=1, ramps=(3,))])
 
 
-def test_a_piece_on_the_wire_has_no_values_and_tokens_of_a_real_ingress_are_accepted() -> None:
+def test_an_emulated_device_sends_no_hidden_states() -> None:
     runner = recorded(HALF)
     wire = piece_of("ab", next_block=2).to_wire()
     assert (wire.tensors, wire.state_BS) == ((), None)

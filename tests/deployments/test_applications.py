@@ -20,7 +20,7 @@ def config(**args: Any) -> dict[str, Any]:
     return serve_config(args, name="demo", environment={"A": "1"}, host="0.0.0.0", port=9000)
 
 
-def test_a_new_application_is_added_to_the_running_ones_and_the_options_of_a_running_serve_stay() -> None:
+def test_an_application_is_added_to_the_running_ones() -> None:
     before = serving(application("other"))
     put = with_application(before, config(x=1))
     assert put["applications"] == [
@@ -49,7 +49,7 @@ def test_an_application_of_the_same_name_is_replaced_and_manual_ones_stay() -> N
     assert [each["args"] for each in put["applications"]] == [{"x": 2}]
 
 
-def test_a_route_of_another_application_and_another_route_of_an_application_are_refused() -> None:
+def test_a_route_and_a_name_of_different_applications_are_refused() -> None:
     with pytest.raises(InputError, match=r"'other' has route /; first: offramp delete other, .* ingress\.route_prefix"):
         with_application(serving(application("other", route="/")), config())
     with pytest.raises(InputError, match=r"'demo' has route /v2; first: offramp delete demo, or .* another name"):
@@ -94,7 +94,7 @@ def ours(name: str, **args: Any) -> dict[str, Any]:
     return found | {"deployed_app_config": found["deployed_app_config"] | {"import_path": BUILDER, "args": settings}}
 
 
-def test_accelerators_of_other_applications_are_claimed_and_other_releases_are_refused() -> None:
+def test_accelerators_of_other_applications_are_claimed() -> None:
     by_hand = ours("hand") | {"deployed_app_config": None}
     serve = serving(ours("a"), ours("b"), ours("demo"), application("strange"), by_hand)
     assert claimed(serve, but="demo") == {"cpu": 2 + 2}

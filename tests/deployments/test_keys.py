@@ -90,7 +90,7 @@ def test_settings_that_contradict_themselves_are_refused(fields: dict[str, objec
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-def test_labels_of_the_same_text_are_counted_separately_and_a_histogram_consists_of_counters_up_to_each_end() -> None:
+def test_a_histogram_consists_of_a_counter_up_to_each_end() -> None:
     from deployments.metrics import LazyMetrics
 
     counted: Counter[tuple[str, ...]] = Counter()

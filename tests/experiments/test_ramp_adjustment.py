@@ -39,7 +39,7 @@ def kept_thresholds(records: ExitRecords) -> dict[int, float]:
     return at(*records.ramps)
 
 
-def test_answers_are_released_after_blocks_and_ramps_and_utility_is_what_that_saves() -> None:
+def test_the_utility_of_a_ramp_is_the_time_that_it_saves() -> None:
     table = LatencyTable.of_rows((1,), [[1.0], [2.0], [3.0]], [[0.5], [0.25]])
     times = Batching(table=table, ramps=(0, 1), size=1)
     assert times.released_s_N([]).tolist() == [1, 3, 6]
@@ -50,7 +50,7 @@ def test_answers_are_released_after_blocks_and_ramps_and_utility_is_what_that_sa
     assert found == {2: pytest.approx(8 + 0.1 - 9 * 0.1), 8: pytest.approx(2 - 8 * 0.1)}
 
 
-def test_ramps_that_cost_more_than_they_save_go_and_others_are_added_shifted_or_kept() -> None:
+def test_ramps_that_cost_more_than_they_save_are_replaced() -> None:
     # Figure 12: ramp 2 stays, 5 and 9 are dropped. Behind 2 the intervals are 3-4 and 6-8; their middles 3 and 7.
     window = leaving({2: 100, 5: 10, 9: 50}, 1000)
     moved = adjust_ramps(window, at(2, 5, 9), TIMES, kept_thresholds, BUDGET)

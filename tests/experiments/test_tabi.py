@@ -21,7 +21,7 @@ SMALL = model("small", 7.0, [0.99, 0.99, 0.92, 0.6], [1, 1, 1, 0])
 LARGE = model("large", 26.0, [0.99, 0.99, 0.99, 0.9], [1, 1, 1, 1])
 
 
-def test_the_next_network_is_reached_by_expectation_and_so_are_shares_and_accuracy() -> None:
+def test_shares_and_accuracy_of_a_cascade_are_expectations() -> None:
     right_N = np.array([1.0, 1.0, 0.0, 0.0])  # the first two of four inputs are answered by the small network
     assert cascade([replace(SMALL, right_N=right_N), replace(LARGE, right_N=1 - right_N)], 0.9, STEEP).accuracy == 1
     found = cascade([SMALL, LARGE], 0.5, 0.0)

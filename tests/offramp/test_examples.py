@@ -76,7 +76,7 @@ def test_every_example_is_read_and_rendered(examples: Path, name: str) -> None:
     assert RayService.model_validate(ray_service(name, config, service.inventory, kubernetes))
 
 
-def test_every_service_file_is_tested_and_the_manifest_has_the_fields_of_render(examples: Path) -> None:
+def test_every_service_file_among_the_examples_is_tested(examples: Path) -> None:
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(COUNTS) - {"cascade/service"}
     manifest = RayService.model_validate(yaml.safe_load((EXAMPLES / "kuberay/rayservice.yaml").read_text("utf-8")))
     [application] = yaml.safe_load(manifest.spec.serveConfigV2)["applications"]

@@ -299,7 +299,7 @@ def test_a_chain_on_two_types_may_be_slower_than_the_types_alone_if_it_leaves_de
     assert found.gap < 0.1
 
 
-def test_refusals_count_the_accelerators_of_all_chains_and_name_an_slo_that_has_a_plan() -> None:
+def test_refusals_count_the_accelerators_of_all_chains() -> None:
     """An accelerator of either type does 2000/s."""
     whole = table((4,), [[1.0], [1.0]], [[0.0]])
     problem = plain_problem(

@@ -36,7 +36,7 @@ def test_machine_code_is_kept_between_processes(tmp_path: Path) -> None:
     assert hits == ["0", "1"]
 
 
-def test_without_a_writable_cache_kernels_work_and_one_warning_is_logged() -> None:
+def test_without_a_writable_cache_kernels_work_with_a_warning() -> None:
     # The code of a function without a file cannot be cached.
     make = "exec('def add(a, b):\\n    return a + b\\ndef take(a, b):\\n    return a - b')"
     use = "assert compiled(add)(2, 3) + compiled(take)(3, 1) == 7"

@@ -32,7 +32,7 @@ def test_the_confidence_that_separates_lost_from_kept_answers_is_selected() -> N
     assert score_D[~lost_D].min() > score_D[lost_D].max()
 
 
-def test_each_ramp_has_its_own_and_inputs_of_equal_scores_leave_together() -> None:
+def test_each_ramp_has_its_own_confidence() -> None:
     lost_D = np.array([False, True] * 20)
     tells, tells_not = np.where(lost_D, 0.3, 0.6), np.full(40, 0.6)
     values = np.stack([np.stack([tells, tells_not], 1), np.stack([tells_not, tells + 0.3], 1)], axis=1)

@@ -154,7 +154,7 @@ def broken(problem: PlanProblem, *stages: Stage) -> list[str]:
     return violations(problem, stages, evaluate(problem, stages))
 
 
-def test_every_violation_is_reported_with_both_numbers_and_an_endless_wait_as_such() -> None:
+def test_every_violation_is_reported_with_both_numbers() -> None:
     problem = replace(at_rate(50), budget_usd_per_hour=2.5, slo=Slo(latency_s=0.1, slack=0.2))
     # The lone replica does 4 / 0.110 = 36.3636/s; at 50/s its batch would fill in 0.08 s.
     assert broken(problem, stage(split(0, 3))) == [
@@ -170,7 +170,7 @@ def test_every_violation_is_reported_with_both_numbers_and_an_endless_wait_as_su
     assert broken(problem, stage(split(0, 3))) == ["it serves 36.3636/s, and 50/s are required", late]
 
 
-def test_the_longest_queue_of_stages_and_links_counts_in_full_and_the_others_by_their_means() -> None:
+def test_the_longest_queue_counts_in_full_and_the_others_with_their_means() -> None:
     problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=30, in_time=0.99))
     stages = (stage(split(0, 1, 0), split(1, 2), replicas=2), stage(split(2, 3)))
     # Seconds of device or link per input. Half of the inputs leave at ramp 0.

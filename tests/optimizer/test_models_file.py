@@ -22,7 +22,7 @@ from tests.profiles.test_records import remaining
 TWO = (Path(__file__).parent / "files/models.yaml").read_text(encoding="utf-8")
 
 
-def test_models_make_a_chain_with_blocks_numbered_through_and_one_makes_one_network(tmp_path: Path) -> None:
+def test_blocks_of_several_models_are_numbered_through(tmp_path: Path) -> None:
     path = written(tmp_path / "problem.yaml", TWO)
     problem = read_problem(path).problem
     assert (problem.num_blocks, problem.ramps, problem.networks) == (5, (0, 1), (2, 5))

@@ -185,7 +185,7 @@ def test_if_batches_fill_too_slowly_for_the_ingresses_rate_it_is_not_claimed_tha
     assert equal.note == ""
 
 
-def test_a_small_budget_or_days_for_a_batch_bind_and_a_million_accelerators_do_not() -> None:
+def test_extreme_budgets_rates_and_numbers_of_accelerators_are_planned() -> None:
     decision = refused(replace(small_problem(), budget_usd_per_hour=0.5))
     assert (decision.binding, decision.nearest_slo_s) == ("budget", None)
     # A batch of 4 fills in 4e5 s at 1e-5/s; the slack of 20 % adds a quarter.

@@ -180,7 +180,7 @@ def test_each_calibration_leaves_its_own_ramps_and_their_seconds(problem: Path) 
     ]
 
 
-def test_the_best_plan_names_its_calibration_and_among_equal_plans_that_of_the_model_is_used(problem: Path) -> None:
+def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.5, 3: 0.5})
     files = read_problems(problem)
     found = best_answer(files, "best", compared=())

@@ -37,7 +37,7 @@ def one_split(after_answer: AfterAnswer = "stop", batch: int = 4) -> tuple[Stage
     return (Stage(device="V100", replicas=2, splits=(split,)),)
 
 
-def test_batches_that_shrink_equally_and_splits_with_too_few_inputs_take_the_mean_batchs_time() -> None:
+def test_recorded_batches_that_shrink_equally_take_the_mean_batchs_time() -> None:
     asked = problem(HALF_LEAVE_EVENLY)
     on_records, by_mean = evaluate(asked, one_split(), asked.batches), evaluate(asked, one_split())
     assert on_records.mean_latency_s == pytest.approx(by_mean.mean_latency_s)
@@ -119,7 +119,7 @@ def test_joint_survival_counts_inputs_that_would_leave_at_an_inactive_ramp() -> 
     assert list(reach((1,))) == [1.0, 1.0, 0.1]
 
 
-def test_joint_figures_are_reported_and_the_candidate_of_the_records_is_chosen() -> None:
+def test_the_candidate_with_the_best_joint_figures_is_chosen() -> None:
     [only] = rescore(PROBLEM, planned(), REACH).candidates
     assert only.joint.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.75 * 0.001))
     assert only.broken == ()

@@ -98,7 +98,7 @@ def test_all_inputs_leave_at_a_ramp_that_is_always_right_and_none_at_one_that_is
     assert learn_then_test(records, records, Guarantee()).tested.exit_counts == {0 if agrees else 1: 300}
 
 
-def test_a_misleading_design_yields_no_thresholds_and_a_first_wrong_answer_ends_a_path() -> None:
+def test_a_path_ends_where_the_tested_inputs_fail() -> None:
     design, tested = (constant(300, confidence=0.9, agrees=agrees) for agrees in (True, False))
     calibration = learn_then_test(design, tested, Guarantee())
     assert (calibration.thresholds, calibration.tested.agreement, calibration.worst_loss) == ({}, 1.0, 0.0)
@@ -203,7 +203,7 @@ def bounded(num_inputs: int, rng: Generator) -> ExitRecords:
     )
 
 
-def test_a_regressions_budget_is_broken_no_more_often_than_promised_and_saves_blocks() -> None:
+def test_the_budget_of_a_regression_is_broken_no_more_often_than_promised() -> None:
     population = bounded(20_000, default_rng(9))
     thresholds = learned(population, default_rng(10), 100)  # the bound is loose, so far fewer break it
     assert np.mean([population.outcome(each).mean_blocks for each in thresholds]) < 3

@@ -51,7 +51,7 @@ def test_different_blocks_share_the_time_by_their_operations() -> None:
     )
 
 
-def test_a_model_known_by_layers_has_its_embedding_in_the_first_block_and_its_head_in_the_last() -> None:
+def test_published_layers_become_blocks_with_embedding_and_head() -> None:
     profile = published_profile("distilbert-base", "A6000")
     table = profile.at(128)
     assert table.batches == (1,)

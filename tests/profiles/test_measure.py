@@ -45,7 +45,7 @@ def table_of(of_split: Mapping[Split, Sequence[float]], num_blocks: int, ramps: 
 # Probes
 
 
-def test_a_profile_times_every_block_with_and_without_its_ramp_and_steps_with_a_longer_context_too() -> None:
+def test_every_block_is_timed_with_and_without_its_ramp() -> None:
     splits = profile_splits(2, ramps=(0,), batches=(1, 4), lengths=(8,))
     assert [timed.split for timed in splits] == [
         *(split(0, 1), split(1, 2), split(0, 1, ramps=(0,)), split(0, 2)),
@@ -92,7 +92,7 @@ def test_a_point_is_one_line_of_plain_data() -> None:
 # From points to tables
 
 
-def test_blocks_take_the_time_of_the_network_ramps_take_a_call_and_times_never_fall() -> None:
+def test_blocks_and_ramps_divide_the_time_of_the_network() -> None:
     table = table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [6.0], split(0, 2): [10.0]}, 2, [0]
     )
@@ -174,7 +174,7 @@ def test_warm_up_runs_until_stable_and_is_not_counted(seconds: list[float], coun
     assert timed(FakeRunner({8: seconds}), [8], repeats=3) == [counted]
 
 
-def test_warming_up_ends_on_a_machine_that_never_settles_and_rounds_hold_every_probe_once() -> None:
+def test_every_round_runs_every_probe_once() -> None:
     runner = FakeRunner({8: [1.0, 2.0] * 5 + [3.0]})
     assert timed(runner, [8], repeats=1) == [(3.0,)]
     assert len(runner.log) == 10 + 1
@@ -221,7 +221,7 @@ def run_live(model: EarlyExitModel, *splits: Split, seed: int = 0) -> LoggedSegm
     return logged
 
 
-def test_a_probe_runs_its_segments_on_its_whole_batch_and_is_made_ready_for_the_largest(model: EarlyExitModel) -> None:
+def test_a_timed_split_runs_its_segments_on_the_whole_batch(model: EarlyExitModel) -> None:
     logged = run_live(model, split(0, 3, 4, ramps=(0, 1)), split(1, 2, 2))
     assert logged.log == [(0, 1, 0, 4, 32), (1, 2, 1, 4, 32), (2, 3, None, 4, 32), (1, 2, None, 2, 16)]
     logged = LoggedSegments(model)

@@ -281,7 +281,7 @@ def remaining(batches: RecordedBatches, active: tuple[int, ...]) -> IntArray:
     return np.stack([batch_counts(exits_N > ramp, batches.size) for ramp in active], axis=1)
 
 
-def test_every_batch_counts_the_remaining_inputs_and_records_become_batches_in_order() -> None:
+def test_records_become_batches_in_order() -> None:
     both = remaining(batches(), (0, 2)).tolist()
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
     as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1, (0, 1))

@@ -38,7 +38,7 @@ def sizes(stream: ExitStream, now_s: float) -> list[tuple[float, int]]:
     return [(window.start_s, window.num_inputs) for window in windows(stream, now_s)]
 
 
-def test_old_windows_are_forgotten_and_do_not_come_back_whatever_the_clock_does() -> None:
+def test_forgotten_windows_do_not_come_back() -> None:
     stream = stream_of(5, 125, 245, keep_s=240)
     stream.forget(now_s=400)  # entries from before 160 are removed
     assert sizes(stream, 400) == [(240, 1)]

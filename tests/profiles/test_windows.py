@@ -95,7 +95,7 @@ def test_effective_inputs_predict_the_spread_of_estimates() -> None:
     assert 65 < inputs < 85  # close to the 75 probes, because nothing else was observed here
 
 
-def test_a_small_unobserved_rest_is_estimated_in_the_middle_and_a_large_one_is_not() -> None:
+def test_a_small_unobserved_share_is_estimated_in_its_middle() -> None:
     # 99 of 100 inputs leave at ramp 1 at 0.9. One left at 0.5; at 0.6 it would continue, past ramp 3 or not.
     sure, unsure = [0], [1]
     many = RECORDS.subset(np.array(sure * 99 + unsure))
@@ -236,7 +236,7 @@ def stream_of(times_s: list[float], **settings: Any) -> ExitStream:
     return stream
 
 
-def test_windows_begin_at_multiples_of_the_period_and_only_whole_ones_are_returned() -> None:
+def test_windows_begin_at_multiples_of_the_period() -> None:
     stream = stream_of([5, 119.9, 120, 361, 130])
     found = windows(stream, now_s=480)
     assert [(window.start_s, window.num_inputs) for window in found] == [(0, 2), (120, 2), (240, 0), (360, 1)]

@@ -118,7 +118,7 @@ def test_at_60_percent_load_nothing_is_refused(last_s: tuple[float, float]) -> N
     assert figures.in_slo == figures.inputs
 
 
-def test_a_burst_after_idleness_fills_the_buffer_and_its_admitted_inputs_are_in_time() -> None:
+def test_admitted_inputs_of_a_burst_after_idleness_are_in_time() -> None:
     rate_per_s = per_s(2, 1)
     arrivals_s = np.concatenate([poisson_arrivals(0.3 * rate_per_s, 5.0, 1), np.full(1000, 6.0)])
     figures = play(service(arrivals_s, duration_s=7.0)).figures_between(6.0, 7.0)

@@ -94,7 +94,7 @@ def test_a_sequence_whose_replica_dies_continues_on_another(at_s: float, ended_s
     assert (service.events.time_s, ingress.core.num_unanswered) == (ended_s, 0)
 
 
-def test_a_plan_that_moves_blocks_restarts_sequences_and_one_that_changes_batches_does_not() -> None:
+def test_only_a_plan_that_moves_blocks_restarts_sequences() -> None:
     service = booted(case(ALONE, (1, 4)))
     [ingress] = service.ingresses
     assert isinstance(ingress, GeneratingIngress)

@@ -40,7 +40,7 @@ def played(share: float, *lengths: tuple[int, int]) -> tuple[SimulatedService, G
     return service, ingress
 
 
-def test_a_probe_answers_all_its_tokens_after_the_last_block_and_gives_the_recorded_rows() -> None:
+def test_a_probe_sequence_answers_all_its_tokens_after_the_last_block() -> None:
     service, ingress = played(1.0, (1, 6))
     seen = ingress.core.report(0.0, 0.0).probes
     assert seen is not None

@@ -54,7 +54,7 @@ def test_accelerators_are_held_until_the_last_work_ends_or_without_requests_to_t
     assert outcome.usd == pytest.approx(8 / 3600 * 3)
 
 
-def test_progress_is_reported_in_shares_of_the_time_and_garbage_collection_is_enabled_again() -> None:
+def test_progress_is_the_share_of_the_simulated_time() -> None:
     assert gc.isenabled()
     arrivals_s = np.linspace(0.0, 4.0, CHUNK + 2)
     told: list[float] = []

@@ -52,7 +52,7 @@ def test_unsure_inputs_cross_through_the_ingress_wherever_the_next_network_runs(
     assert outcome.latency_s_N.tolist() == [2.0, 2.0 + 0.5 + 0.25 + 2.0]
 
 
-def test_a_plan_that_leaves_a_network_out_begins_with_the_next_and_crossings_are_counted() -> None:
+def test_a_plan_that_skips_the_first_network_begins_with_the_next() -> None:
     outcome = served(ALONE, AT_1, TO_END)
     assert outcome.exit_N.tolist() == [3, 3]
     assert outcome.latency_s_N.tolist() == [2.0, 2.0]

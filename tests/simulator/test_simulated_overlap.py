@@ -22,7 +22,7 @@ def latencies_s(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int
     return pytest.approx(simulate(scenario(served_by, arrivals_s, rows, **options)).latency_s_N.tolist())
 
 
-def test_the_next_batch_begins_beside_remaining_inputs_and_is_faster_once_they_leave() -> None:
+def test_the_next_batch_begins_beside_remaining_inputs() -> None:
     rows, arrivals_s = (AT_0, TO_END), [0.0, 1.0]
     # Two inputs in block 0 until 1.25 s, then one in three blocks, until 4.25 s; then the same again.
     assert latencies_s(RAMP_0, arrivals_s, rows, **TWO) == [1.25, 4.25, 4.25 + 1.25 - 1, 8.5 - 1]
@@ -72,7 +72,7 @@ def test_batches_that_never_shrink_below_the_threshold_do_not_overlap() -> None:
     )
 
 
-def test_survivors_of_a_shared_device_wait_and_both_batches_of_a_dead_one_restart() -> None:
+def test_both_batches_of_a_dead_replica_restart() -> None:
     served_by = plan(stage(1, split(0, 2, 1), split(2, 4, 2))).with_splits(overlap_below=2)
     # Two batches of one at 1.25 s a block, then one of both.
     assert simulate(scenario(served_by, [0.0, 0.0])).latency_s_N.tolist() == pytest.approx([5.0, 5.0])

@@ -47,7 +47,7 @@ def settings(tmp_path: Path, *, asked: Mapping[str, Any] = MappingProxyType({}),
     return ServeSettings.model_validate({"model": "m", "plan": plan, "control": control} | changes)
 
 
-async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> None:
+async def test_the_description_has_forecasts_and_measurements(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=3, best=halves(3, 1), settings={"accuracy_budget": 0.01})
     scene.fleet.alive = {"cpu": 6}  # more than the 4 that the service may use
     await scene.ticks(1, EASY)
@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], ModelShape, str]] = {
 
 
 @pytest.mark.parametrize(("asked", "changes", "shape", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_a_controller_cannot_plan_by_is_refused(
+def test_settings_that_a_controller_cannot_use_are_refused(
     tmp_path: Path, asked: dict[str, Any], changes: dict[str, Any], shape: ModelShape, words: str
 ) -> None:
     with pytest.raises(PlanError, match=words):
@@ -149,7 +149,7 @@ def test_another_applications_memory_is_refused_before_anything_starts(tmp_path:
         check_control(settings(tmp_path), SHAPE)
 
 
-def test_there_are_as_many_replicas_as_the_plan_needs_and_one_of_an_idle_type(tmp_path: Path) -> None:
+def test_an_application_starts_with_the_plans_replicas_and_one_of_each_unused_type(tmp_path: Path) -> None:
     plain = settings(tmp_path, control=None, plan=HALVES)
     assert (initial_replicas(plain), max_accelerators(plain)) == ({"cpu": 4}, {"cpu": 4})
     asked = problem()
@@ -177,7 +177,7 @@ def test_a_first_plan_that_cannot_be_is_refused(tmp_path: Path, stages: Sequence
         initial_replicas(settings(tmp_path, plan=plan_document(Plan(stages=tuple(stages)))))
 
 
-def test_an_operators_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> None:
+def test_an_operators_plan_cannot_prune_words_of_images(tmp_path: Path) -> None:
     splits = [{"first": 0, "end": 2, "batch": 4}, {"first": 2, "end": 4, "batch": 4}]
     document = {"networks": [2, 4], "stages": [{"splits": splits}]}
     images = chain_of(tmp_path, codec={"name": "image", "height": 8, "width": 8})
@@ -198,7 +198,7 @@ def opened(tmp_path: Path, app: str = "app") -> History:
     return History.open(tmp_path / "control.db", app)
 
 
-def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:
+def test_the_measurements_of_a_plan_are_stored_when_it_is_replaced(tmp_path: Path) -> None:
     history = opened(tmp_path)
     add_plan(history, 1)
     add_plan(history, 1)  # an application with other settings begins at 0 again
@@ -270,7 +270,7 @@ def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path,
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
+def test_a_state_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "control.db").write_text("not a database, but long enough to be taken for one" * 20)
     for refuse in (History.open, History.check):
         with pytest.raises(DataError, match="cannot be used for the controller's history"):
@@ -295,7 +295,7 @@ def alone(epoch: int) -> Plan:
     return Plan(stages=halves(3, 1)[1:], policy=POLICY, networks=NETWORKS, epoch=epoch)
 
 
-def test_plans_of_a_chain_come_back_with_its_networks_and_blames_do_not() -> None:
+def test_plans_of_a_cascade_are_read_back_with_their_networks() -> None:
     first = State.first(PlacedPlan(plan=alone(3)), {0: 0.5}, 1.0)
     state = replace(first, followed=PlacedPlan(plan=alone(2)), blamed={alone(0).stages: 9})
     back = parse_state(json.loads(json.dumps(state.document())))

@@ -56,7 +56,7 @@ def test_a_latency_without_bound_is_not_predicted() -> None:
     assert describe_plan(PlacedPlan(plan=plan)) == "2 x cpu blocks 0-3"
 
 
-async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan(tmp_path: Path) -> None:
+async def test_the_controller_changes_to_a_better_plan_at_the_end_of_a_window(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
     assert scene.asked == []
     await scene.ticks(1, EASY)
@@ -71,7 +71,9 @@ async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan
 @pytest.mark.parametrize(
     ("at_once", "levels"), [(None, [4]), (1, [2, 3, 4]), (2, [3, 4]), (5, [4])], ids=["all", "singly", "two", "more"]
 )
-async def test_so_many_replicas_start_at_a_time(tmp_path: Path, at_once: int | None, levels: list[int]) -> None:
+async def test_starts_at_once_limits_how_many_replicas_start_together(
+    tmp_path: Path, at_once: int | None, levels: list[int]
+) -> None:
     scene = await begun(tmp_path, first=whole(1), best=whole(4), settings={"starts_at_once": at_once})
     await scene.ticks(1, EASY)
     assert scene.fleet.log == [*(f"scale cpu to {level}" for level in levels), *SWITCH]
@@ -102,7 +104,7 @@ async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_pat
         (halves(4, 2), halves(4, 2), "give 37.5% less, and starting 0 of 4 replicas costs 0.0%"),
     ],
 )
-async def test_replicas_start_for_a_plan_that_is_better_than_the_best_without_by_more_than_they_cost(
+async def test_replicas_start_only_for_a_plan_that_gains_more_than_their_start_costs(
     tmp_path: Path, best: tuple[Stage, ...], taken: tuple[Stage, ...], words: str
 ) -> None:
     def solve_as(asked: PlanProblem) -> Decision:
@@ -117,7 +119,7 @@ async def test_replicas_start_for_a_plan_that_is_better_than_the_best_without_by
     assert scene.history.plans(1)[0]["words"].endswith(f"; compared with the chosen plan, another one would {words}")
 
 
-async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp_path: Path) -> None:
+async def test_after_a_jump_the_controller_plans_once_there_are_enough_probes(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.hands_over = 20
     await scene.ticks(1, HARD)
@@ -138,7 +140,7 @@ async def test_after_a_jump_of_the_rate_the_plan_is_for_the_rate_since_the_jump(
     assert scene.asked[-1].required_per_s == pytest.approx(60.0)
 
 
-async def test_a_service_of_the_least_cost_shrinks_with_the_load_and_grows_with_it_at_once(tmp_path: Path) -> None:
+async def test_the_size_of_a_service_of_the_least_cost_follows_the_load(tmp_path: Path) -> None:
     cheap = replace(problem(), objective=MinimizeCost(rate_per_s=400.0, in_time=0.99))  # as by default
     scene = await begun(tmp_path, problem=cheap, looks=1, solve_as=solve)
     assert sum(scene.fleet.replicas.values()) == 4, "one window is no forecast"
@@ -170,7 +172,7 @@ async def test_each_chain_is_compared_with_the_exits_at_its_own_ramps(tmp_path: 
     assert scene.loop.view.problem.latency["cpu"].block_s_NB == pytest.approx(table.block_s_NB)
 
 
-async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp_path: Path) -> None:
+async def test_a_straggler_gets_no_work_until_after_the_next_plan(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=whole(4))
     await scene.ticks(1, EASY)
     one_is_slow(scene, 4, slow=3)
@@ -192,7 +194,7 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
     assert scene.fleet.followed.plan.stages == whole(3)
 
 
-async def test_a_straggler_rests_where_its_type_is_too_busy_to_report_and_is_tried_again_later(tmp_path: Path) -> None:
+async def test_a_straggler_that_does_not_report_rests_until_its_periods_are_over(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, best=whole(3))
     one_is_slow(scene, 4)
     await scene.ticks(1, EASY)
@@ -264,7 +266,7 @@ async def test_a_split_slower_than_the_profile_changes_its_own_blocks(tmp_path: 
     assert scene.asked[-1].latency["cpu"].block_s_NB[:, 0] == pytest.approx([0.02, 0.02, 0.01, 0.01])
 
 
-async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_path: Path) -> None:
+async def test_the_same_splits_continue_on_fewer_replicas_if_every_stage_still_runs(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, first=halves(2, 2), best=halves(2, 2))
     scene.fleet.log.clear()
     scene.best = halves(1, 2)
@@ -279,7 +281,7 @@ async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_
     assert len(scene.said("keep")) == 2
 
 
-async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_node(tmp_path: Path) -> None:
+async def test_a_stage_that_stays_without_replicas_is_left_out_before_ray_reports_the_loss(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.log.clear()
     scene.best = whole(1)
@@ -292,7 +294,7 @@ async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_
     assert scene.asked[-1].devices["cpu"].count == 1
 
 
-async def test_without_a_plan_inputs_are_refused_also_after_a_restart_until_accelerators_return(tmp_path: Path) -> None:
+async def test_a_service_without_a_plan_stays_suspended_until_accelerators_return(tmp_path: Path) -> None:
     scene = await begun(
         tmp_path, solve_as=lambda asked: planned(asked, whole(4)) if asked.devices["cpu"].count == 4 else no_plan()
     )
@@ -313,7 +315,7 @@ async def test_without_a_plan_inputs_are_refused_also_after_a_restart_until_acce
     assert scene.fleet.log[-1] == "follow 2", "one replica answers more than none"
 
 
-async def test_a_plan_stays_while_its_accelerators_are_there_even_where_none_is_found(tmp_path: Path) -> None:
+async def test_a_plan_stays_on_its_accelerators_if_no_other_is_found(tmp_path: Path) -> None:
     scene = await begun(tmp_path, first=whole(3), solve_as=fails)
     await scene.ticks(20, EASY)
     scene.fleet.alive = {"cpu": 3}
@@ -343,7 +345,7 @@ async def test_a_plan_stays_if_time_is_over_before_a_better_one(tmp_path: Path, 
     assert scene.said("no plan", "keep")[0].startswith("keeps plan 0 (period)")
 
 
-async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again(tmp_path: Path) -> None:
+async def test_a_plan_that_misses_its_promise_is_rolled_back_and_blamed(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(3, 1), predicted={"rate_per_s": 400.0, "latency_s": 0.05})
     assert scene.fleet.followed.plan.stages == halves(3, 1)
     scene.fleet.log.clear()
@@ -358,7 +360,7 @@ async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again
     assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (3, halves(3, 1)), "after five periods"
 
 
-async def test_an_operators_plan_that_its_accelerators_allow_is_put_in_force_and_held(tmp_path: Path) -> None:
+async def test_an_operators_plan_is_held(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=whole(4))
     with pytest.raises(PlanError, match=r"the plan needs .*'cpu': 5.*; available are .*'cpu': 4"):
         await scene.loop.apply(plan_document(Plan(stages=whole(5))))
@@ -373,7 +375,7 @@ async def test_an_operators_plan_that_its_accelerators_allow_is_put_in_force_and
     assert not scene.loop.state.hold
 
 
-async def test_an_operators_plan_is_taken_although_a_type_has_been_empty_for_20_s(tmp_path: Path) -> None:
+async def test_an_operators_plan_may_use_a_type_that_was_empty_for_20_s(tmp_path: Path) -> None:
     scene = await begun(tmp_path, first=whole(4), best=whole(4))
     scene.fleet.replicas["cpu"] = 0
     scene.fleet.is_stuck = True
@@ -383,7 +385,7 @@ async def test_an_operators_plan_is_taken_although_a_type_has_been_empty_for_20_
     assert scene.said("capacity", "suspended") == []
 
 
-async def test_a_hold_ends_without_accelerators_and_any_plan_is_better_than_none(tmp_path: Path) -> None:
+async def test_a_hold_ends_if_accelerators_are_lost_even_if_only_a_blamed_plan_fits(tmp_path: Path) -> None:
     scene = await begun(tmp_path, solve_as=as_many_as_there_are)
     await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
     scene.loop.update_state(blamed={whole(1): scene.loop.view.period + 5})  # it was rolled back
@@ -392,7 +394,7 @@ async def test_a_hold_ends_without_accelerators_and_any_plan_is_better_than_none
     assert (scene.fleet.followed.plan.stages, scene.loop.state.hold) == (whole(1), False)
 
 
-async def test_a_chain_with_fewer_replicas_gets_a_smaller_share_and_gives_way_to_a_planned_one(tmp_path: Path) -> None:
+async def test_a_chain_that_loses_replicas_gets_a_smaller_share_until_the_next_plan(tmp_path: Path) -> None:
     scene = await begun(tmp_path, solve_as=lambda _: no_plan())
     await scene.loop.apply(plan_document(Plan(stages=whole(1) + whole(3), shares=(0.25, 0.75), policy=POLICY)))
     scene.fleet.alive = {"cpu": 3}
@@ -412,7 +414,7 @@ async def test_a_chain_with_fewer_replicas_gets_a_smaller_share_and_gives_way_to
 
 
 @pytest.mark.parametrize("predicted", [{"usd_per_hour": "dear"}, {"rate_per_s": 0.0}], ids=["words", "nothing"])
-async def test_what_a_plan_says_of_its_cost_may_be_anything(tmp_path: Path, predicted: dict[str, Any]) -> None:
+async def test_a_predicted_cost_of_any_type_is_accepted(tmp_path: Path, predicted: dict[str, Any]) -> None:
     scene = await begun(tmp_path, best=halves(3, 1), predicted=predicted)
     scene.start()
     await scene.ticks(1, EASY)
@@ -421,7 +423,7 @@ async def test_what_a_plan_says_of_its_cost_may_be_anything(tmp_path: Path, pred
     assert scene.fleet.followed.plan.stages == halves(3, 1)
 
 
-async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Path) -> None:
+async def test_a_restarted_controller_restores_plan_and_observations(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, best=halves(3, 1))
     scene.fleet.log.clear()
     asked = len(scene.asked)
@@ -436,7 +438,7 @@ async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Pa
 
 
 @pytest.mark.parametrize("spoilt", ["probes SET columns = X'00'", "probes SET shape = ''", "counts SET interval = ''"])
-async def test_rows_that_cannot_be_read_do_not_keep_a_controller_from_its_plan(tmp_path: Path, spoilt: str) -> None:
+async def test_a_controller_restores_its_plan_despite_unreadable_rows(tmp_path: Path, spoilt: str) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(3, 1))
     scene.history._connection.execute(f"UPDATE {spoilt}")
     scene.start()
@@ -445,7 +447,7 @@ async def test_rows_that_cannot_be_read_do_not_keep_a_controller_from_its_plan(t
 
 
 @pytest.mark.parametrize("solve_as", [as_many_as_there_are, lambda _: no_plan()], ids=["another", "the earlier one"])
-async def test_another_plan_is_made_at_once_when_accelerators_are_lost_while_replicas_start(
+async def test_the_controller_plans_again_if_accelerators_are_lost_while_replicas_start(
     tmp_path: Path, solve_as: Any
 ) -> None:
     scene = await begun(tmp_path, **GROWING)
@@ -461,7 +463,7 @@ async def test_another_plan_is_made_at_once_when_accelerators_are_lost_while_rep
     assert (scene.fleet.followed.plan.stages, scene.loop.state.suspended) == (whole(4), None)
 
 
-async def test_replicas_that_do_not_come_are_requested_once_a_minute_and_waited_for_again(tmp_path: Path) -> None:
+async def test_replicas_that_do_not_start_are_requested_once_a_minute(tmp_path: Path) -> None:
     scene = await begun(tmp_path, **GROWING)
     scene.fleet.is_stuck = True
     requested_s: list[float] = []
@@ -502,7 +504,7 @@ async def test_accelerators_on_which_no_replica_starts_are_left_out_for_half_an_
     assert {each.devices["cpu"].count for each in scene.asked} == {4, 5, 6}
 
 
-async def test_a_plan_that_replicas_cannot_make_ready_for_gives_way_to_another(tmp_path: Path) -> None:
+async def test_a_plan_that_replicas_cannot_prepare_is_given_up(tmp_path: Path) -> None:
     other = tuple(replace(stage, splits=(replace(stage.splits[0], batch=1),)) for stage in whole(1))
     scene = await begun(tmp_path, best=halves(3, 1))
     scene.fleet.broken = {"prepare"}
@@ -518,7 +520,7 @@ async def test_a_plan_that_replicas_cannot_make_ready_for_gives_way_to_another(t
     assert scene.loop.state.placed.plan.stages == other
 
 
-async def test_what_ingresses_hand_over_while_replicas_start_is_on_disk_at_once(tmp_path: Path) -> None:
+async def test_observations_during_a_change_are_stored_at_once(tmp_path: Path) -> None:
     scene = await begun(tmp_path, **GROWING)
     scene.fleet.is_stuck = True
     rows: list[int] = []
@@ -548,7 +550,7 @@ async def test_surplus_replicas_stop_after_a_minute_although_inputs_of_the_earli
     assert (scene.fleet.log[2:], scene.loop.view.running) == (["scale cpu to 3"], {"cpu": 3})
 
 
-async def test_on_a_full_disk_a_controller_keeps_its_state_also_if_it_restarts(tmp_path: Path) -> None:
+async def test_a_controller_keeps_its_state_while_the_disk_is_full(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
     before, tables = scene.loop.state, ("standing", "events")
     for table in tables:
@@ -614,7 +616,7 @@ async def test_a_plan_of_other_settings_is_not_taken_up(tmp_path: Path, changes:
     assert scene.loop.state.placed == scene.placed
 
 
-async def test_a_reset_type_and_an_ingress_that_a_late_suspension_reached_are_told_again(tmp_path: Path) -> None:
+async def test_deviations_of_replicas_and_ingresses_from_the_plan_are_repaired(tmp_path: Path) -> None:
     scene = await begun(tmp_path, (0, 0), best=whole(4))
     scene.fleet.replicas["cpu"] = 1
     await scene.ticks(1)
@@ -624,7 +626,7 @@ async def test_a_reset_type_and_an_ingress_that_a_late_suspension_reached_are_to
     assert scene.fleet.log[1:] == ["follow 0"]
 
 
-async def test_a_plan_that_is_not_remembered_is_outnumbered(tmp_path: Path) -> None:
+async def test_a_controller_without_a_state_uses_an_epoch_above_the_ingresses(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.fleet.followed = PlacedPlan(plan=Plan(stages=whole(4), epoch=7))
     await scene.loop.tick()

@@ -76,7 +76,7 @@ def test_an_interval_has_what_was_counted_since_each_ingresss_last_report() -> N
     assert since(before) is total([]) is None
 
 
-async def test_the_first_look_sets_a_mark_and_an_ingress_that_hangs_loses_nothing(tmp_path: Path) -> None:
+async def test_counts_of_an_ingress_that_does_not_report_are_made_up_for_later(tmp_path: Path) -> None:
     scene = await begun(tmp_path)
     scene.restart()
     for scene.fleet.broken in ({"reports"}, set(), {"reports"}, set()):
@@ -112,7 +112,7 @@ def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
     assert latency_s({}, 0.5) is None
 
 
-def test_replicas_are_counted_since_the_mark_and_newer_ones_from_zero() -> None:
+def test_batches_are_counted_since_the_baseline_or_from_zero() -> None:
     (run,) = ran_since(ran((10, 1.0), (4, 2.0)), ran((15, 1.75), (4, 2.0)))
     assert (run.size, run.batches, run.seconds) == (1, 5, 0.75)
     (run,) = ran_since(None, ran((3, 0.5), name="new"))
@@ -165,7 +165,7 @@ def test_few_probes_share_weight_with_what_was_expected(leaving: int, staying: i
         assert forecast.survival.survival_high_K[2] >= 0.9
 
 
-def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_is_not_whole() -> None:
+def test_the_incomplete_first_window_is_kept() -> None:
     stream = known(since_s=START_S + 50.0)
     state = replace(STATE, changed_s=START_S + 50.0)
     stream.add_probes(seen(START_S + 60.0, leaving=6, staying=24))
@@ -173,7 +173,7 @@ def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_i
     assert stream.forecast(state, START_S + PERIOD_S + 1.0).how == "worth 30 probes"
 
 
-def test_whole_windows_are_forecast_from() -> None:
+def test_forecasts_use_complete_windows() -> None:
     stream = known()
     stream.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
     stream.add_probes(seen(START_S + PERIOD_S + 5.0, leaving=0, staying=7))  # of a window that is not whole yet
@@ -215,7 +215,7 @@ def stayed(at_s: float, *, leaving: int, staying: int) -> Observations:
     )
 
 
-def test_a_few_probes_among_many_inputs_that_stayed_are_worth_no_more_than_themselves() -> None:
+def test_effective_probes_are_limited_by_inactive_ramps() -> None:
     stream = known()
     stream.add_probes(stayed(START_S + 5.0, leaving=5_000, staying=5_000))
     stream.add_probes(seen(START_S + 6.0, leaving=0, staying=3))
@@ -239,7 +239,7 @@ def test_inputs_that_stayed_under_all_ramps_are_worth_as_many_probes() -> None:
     assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.75, 0.75))
 
 
-def test_probes_with_another_score_begin_anew_and_those_of_another_model_are_refused() -> None:
+def test_probes_with_another_score_start_a_new_stream() -> None:
     stream = known()
     stream.add_probes(seen(START_S + 5.0, leaving=20, staying=20))
     stream.add_probes(replace(seen(START_S + 6.0, leaving=0, staying=35), shape=replace(SHAPE, score="entropy")))
@@ -248,7 +248,7 @@ def test_probes_with_another_score_begin_anew_and_those_of_another_model_are_ref
         stream.add_probes(empty(replace(SHAPE, num_blocks=6)))
 
 
-def test_arrivals_are_shared_out_among_the_windows_they_fall_into() -> None:
+def test_arrivals_of_an_interval_are_divided_between_its_windows() -> None:
     counts = [counted(60, START_S, START_S + 60.0), counted(120, START_S + 60.0, START_S + 180.0)]
     rates = window_rates(counts, START_S, START_S + 2 * PERIOD_S, PERIOD_S)
     # (60 + 60) / 120 s, and 60 in the 60 s of the second window that were counted.
@@ -264,7 +264,7 @@ def rates_asked(stream: ObservedStream, now_s: float, last: PlanProblem | None =
     return [each.required_per_s for each in asked_of(stream, now_s, {"cpu": 3}, last)]
 
 
-def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
+def test_the_highest_rate_is_planned_on_the_available_accelerators() -> None:
     stream = known()
     (asked,) = asked_of(stream, START_S + 1.0, {"cpu": 3})
     assert asked.objective == MaximizeRate()
@@ -273,7 +273,7 @@ def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
     assert asked.devices["cpu"].count == 0
 
 
-def test_early_answers_are_sought_at_the_forecast_rate_then_the_most_that_can_be_done() -> None:
+def test_early_answers_are_planned_at_the_forecast_rate_or_else_the_highest_rate() -> None:
     sooner = replace(problem(), objective=MinimizeLatency(rate_per_s=10.0, ramp_budget=0.02))
     stream = known(sooner)
     stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
@@ -283,7 +283,7 @@ def test_early_answers_are_sought_at_the_forecast_rate_then_the_most_that_can_be
     assert asked[0].ramp_budget == 0.02
 
 
-def test_the_upper_end_of_the_forecast_rate_is_asked_for_then_what_would_do_as_well() -> None:
+def test_the_least_cost_is_planned_at_the_upper_end_of_the_forecast_rate_first() -> None:
     stream = known(cheap(100.0))
     for window in range(10):
         begin_s = START_S + window * PERIOD_S
@@ -294,7 +294,7 @@ def test_the_upper_end_of_the_forecast_rate_is_asked_for_then_what_would_do_as_w
     assert (named, most) == (100.0, None)
 
 
-def test_one_window_cannot_say_how_rates_change_so_the_named_rate_or_the_last_is_asked_for() -> None:
+def test_after_a_single_window_plans_serve_at_least_the_original_or_the_last_rate() -> None:
     stream = known(cheap(100.0))
     stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(stream, START_S + PERIOD_S) == [100.0, None]
@@ -319,7 +319,7 @@ def answered(num: int, tokens: int, at_s: float) -> Interval:
     return Interval(since_s=at_s - 10.0, at_s=at_s, arrived=num, answered=num, answered_tokens=tokens)
 
 
-def test_lengths_and_those_of_questions_are_the_problems_until_enough_inputs_were_answered() -> None:
+def test_lengths_are_the_problems_until_enough_inputs_were_answered() -> None:
     stream = known(with_lengths())
     stream.add_counts(answered(200, 8000, START_S + 10.0))
     assert stream.forecast(STATE, START_S + 20.0).lengths == Lengths.of([10, 10, 40])
@@ -392,7 +392,7 @@ async def test_of_all_plans_the_best_after_the_cost_of_its_starts_is_chosen(star
     assert cost.num_started(chosen) == started
 
 
-async def test_questions_are_asked_until_one_has_an_answer() -> None:
+async def test_problems_are_solved_until_one_has_a_plan() -> None:
     dear, cheap = (replace(problem(), objective=MinimizeCost(rate_per_s=rate)) for rate in (900.0, 300.0))
     planner = FakePlanner(whole(4))
     planner.too_fast_per_s = 400.0
@@ -400,7 +400,7 @@ async def test_questions_are_asked_until_one_has_an_answer() -> None:
     assert planner.asked == [(900.0, "best"), (300.0, "best")]
 
 
-async def test_the_next_question_is_asked_if_a_plan_was_neither_found_nor_ruled_out() -> None:
+async def test_the_next_problem_is_solved_if_a_plan_was_neither_found_nor_ruled_out() -> None:
     dear, cheap = (replace(problem(), objective=MinimizeCost(rate_per_s=rate)) for rate in (900.0, 300.0))
     planner = FakePlanner(whole(4))
     planner.unknown_per_s = 400.0
@@ -424,7 +424,7 @@ def given_up() -> Missing:
     return missing
 
 
-def test_a_stage_that_starts_or_whose_replica_serve_restarts_within_20_s_is_not_given_up() -> None:
+def test_a_stage_that_lacks_replicas_for_20_s_is_not_given_up() -> None:
     missing = Missing(0.0)
     assert [left(missing, WITHOUT_STAGE, 600.0 * k) for k in range(5)] == [6] * 3 + [1] * 2, "it never starts"
     missing = Missing(0.0)
@@ -434,7 +434,7 @@ def test_a_stage_that_starts_or_whose_replica_serve_restarts_within_20_s_is_not_
     assert left(missing, WITHOUT_STAGE, 95.0, state=replace(FOLLOWED, at_s=90.0)) == 6, "the plan has changed"
 
 
-def test_accelerators_are_there_again_once_ray_counts_them_or_their_replicas_run_or_after_a_while() -> None:
+def test_missing_accelerators_become_available_again() -> None:
     missing = given_up()
     assert left(missing, WITHOUT_STAGE, 36.0) == 1
     assert left(missing, WITHOUT_STAGE, 38.0, counted=5) == 5

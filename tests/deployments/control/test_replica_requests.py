@@ -34,7 +34,7 @@ def log(before: PlacedPlan | None, after: PlacedPlan, running: Counts | None = N
     return [" ".join(f"{device}={each}" for device, each in numbers.items()) for numbers in (first, last)]
 
 
-def test_a_change_over_starts_no_replica_that_moves_to_another_stage() -> None:
+def test_a_change_starts_no_replica_that_moves_to_another_stage() -> None:
     grown = placed(("T4", 4), ("V100", 1), epoch=1)
     # Within the same counts nothing starts; else a type grows before the switch, and another shrinks after the drain.
     assert log(placed(("T4", 2), ("T4", 2)), placed(("T4", 3), ("T4", 1), epoch=1)) == ["", ""]
@@ -66,7 +66,7 @@ def random_plan(rng: Generator, counts: Counts, *, epoch: int) -> PlacedPlan:
     return placed(*(stages[index] for index in rng.permutation(len(stages))), epoch=epoch, avoided=slow)
 
 
-def test_in_every_change_over_no_plan_lacks_replicas_and_none_has_too_many() -> None:
+def test_no_plan_lacks_replicas_during_a_change() -> None:
     """Includes changes that continue an interrupted one."""
     started = 0
     for seed in range(400):

@@ -36,7 +36,7 @@ from tests.deployments.control.test_controller import settings
 from tests.optimizer.live.tuning.logs import lying, mixed, question
 
 
-async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing_and_is_not_taken_for_a_drift(tmp_path: Path) -> None:
+async def test_an_alarm_is_an_epoch_of_its_own_and_no_drift(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
@@ -56,7 +56,7 @@ async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing_and_is_not_ta
     assert scene.said("reaction")[0].startswith("60.0% of 100 inputs left by ramp 1, 0.0% to")
 
 
-async def test_after_an_alarm_it_is_planned_at_once_if_the_plan_does_not_carry_the_load(tmp_path: Path) -> None:
+async def test_after_an_alarm_the_controller_plans_at_once_if_the_plan_is_too_weak(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path, (750, 500))  # 250/s
     scene.best = whole(4)
     tuner.says(SAFE, "alarm")
@@ -69,7 +69,7 @@ async def test_after_an_alarm_it_is_planned_at_once_if_the_plan_does_not_carry_t
     assert scene.said("plan")[-1].startswith("plan 2 in force (after an alarm): 4 x cpu blocks 0-3, 400/s")
 
 
-async def test_tested_thresholds_follow_and_a_plan_for_them_is_looked_for(tmp_path: Path) -> None:
+async def test_tested_thresholds_are_applied_before_a_plan_for_them_is_sought(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
@@ -81,7 +81,7 @@ async def test_tested_thresholds_follow_and_a_plan_for_them_is_looked_for(tmp_pa
     assert scene.fleet.log == ["follow 1", "follow 2"]
 
 
-async def test_an_exit_that_moves_to_a_ramp_that_is_off_is_planned_for_at_once(tmp_path: Path) -> None:
+async def test_the_controller_plans_at_once_if_an_exit_moves_to_an_inactive_ramp(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says({0: 0.5, 1: 0.6, 2: SAFE[2]}, "tuned")
     await scene.ticks(1, EASY)
@@ -94,7 +94,7 @@ async def test_an_exit_that_moves_to_a_ramp_that_is_off_is_planned_for_at_once(t
     assert len(scene.asked) == 1
 
 
-async def test_tuned_thresholds_are_those_of_later_plans_and_outlive_the_controller(tmp_path: Path) -> None:
+async def test_later_plans_and_a_restarted_controller_use_tuned_thresholds(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
@@ -183,7 +183,7 @@ async def test_an_operators_own_thresholds_stay(tmp_path: Path) -> None:
     assert thresholds_of(scene) == SAFE
 
 
-async def test_a_plan_that_is_held_is_held_to_its_stages_only(tmp_path: Path) -> None:
+async def test_thresholds_change_under_a_held_plan(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     await scene.loop.apply(plan_document(Plan(stages=whole(4))), hold=True)
     tuner.says(SAFE, "alarm")
@@ -193,7 +193,7 @@ async def test_a_plan_that_is_held_is_held_to_its_stages_only(tmp_path: Path) ->
     assert scene.asked == []
 
 
-async def test_an_ingress_that_dies_at_that_moment_is_told_at_the_next_look(tmp_path: Path) -> None:
+async def test_an_alarm_reaches_an_ingress_that_failed_at_the_next_tick(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     scene.fleet.broken.add("follow")
     tuner.says(SAFE, "alarm")
@@ -218,7 +218,9 @@ async def test_the_tuner_judges_batches_of_the_plan_that_is_followed_also_if_non
 
 
 @pytest.mark.parametrize("name", TUNERS)
-async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_on(tmp_path: Path, name: str) -> None:
+async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_observations_on(
+    tmp_path: Path, name: str
+) -> None:
     scene = await begun(tmp_path, first=halves(3, 1), best=halves(3, 1))
     scene.make_tuner = lambda shape: TUNERS[name](QUESTION)
     scene.restart()
@@ -246,7 +248,7 @@ async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> N
     assert scene.loop.state.thresholds == POLICY.thresholds
 
 
-async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers(tmp_path: Path) -> None:
+async def test_answers_under_an_operators_thresholds_do_not_count_for_the_tuner(tmp_path: Path) -> None:
     scene = await begun(
         tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: TUNERS["guarantee"](QUESTION)
     )
@@ -266,7 +268,7 @@ async def test_answers_by_an_operators_thresholds_say_nothing_of_the_controllers
     assert thresholds_of(scene) == POLICY.thresholds
 
 
-async def test_what_was_said_before_an_operators_plan_is_void_after_it(tmp_path: Path) -> None:
+async def test_pending_thresholds_are_dropped_by_an_operators_plan(tmp_path: Path) -> None:
     scene, tuner = await tried(tmp_path)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)  # it waits for the end of the trial
@@ -290,7 +292,7 @@ async def test_an_alarm_is_not_lost_to_an_operators_plan(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp_path: Path, restarts: bool) -> None:
+async def test_an_alarm_during_a_change_is_repeated_to_ingresses_that_missed_it(tmp_path: Path, restarts: bool) -> None:
     scene, tuner = await tuned(tmp_path)
     await alarm_while_replicas_start(scene, tuner, broken="follow")
     assert thresholds_of(scene) == POLICY.thresholds
@@ -306,9 +308,7 @@ async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp
     assert scene.loop.changes["alarm"] == 1 - restarts
 
 
-async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_is_not_half_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_thresholds_are_stored_together_with_their_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene, tuner = await tuned(tmp_path)
 
     def dies(*_: object, **__: object) -> None:
@@ -373,7 +373,7 @@ async def test_a_plan_that_an_alarm_makes_too_weak_before_it_is_followed_is_left
 BOLD = {0: 0.8, 1: 0.8}
 
 
-def test_an_alarm_that_was_not_acted_on_stays_urgent_when_new_thresholds_pass_a_test() -> None:
+def test_new_thresholds_inherit_the_urgency_of_a_pending_alarm() -> None:
     tuning = Tuning(lambda _: TUNERS["guarantee"](question()), problem())
     tuning.follow(BOLD, 0.0, whole(1)[0])
     tuning.observe([mixed(100, BOLD)])

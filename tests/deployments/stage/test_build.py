@@ -100,7 +100,7 @@ def test_a_gpu_answers_as_the_cpu_does_from_graphs(folder: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_what_an_emulated_replica_would_fail_on_is_told_before_it_starts(folder: Path) -> None:
+def test_settings_of_an_emulated_device_are_checked_before_a_replica_starts(folder: Path) -> None:
     card = read_card(folder)
     check_emulated(settings_of(folder), V100, card)
     check_emulated(settings_of(folder), "cpu", card)
@@ -321,7 +321,7 @@ def test_without_a_setting_the_free_memory_decides_how_many_tokens_are_kept() ->
     assert tokens_that_fit(0, 100, 1000, on_gpu=False) == PAGE_TOKENS
 
 
-def test_an_input_that_is_no_sequence_is_refused_with_what_to_do(model: EarlyExitModel) -> None:
+def test_an_input_without_a_sequence_is_refused_with_advice(model: EarlyExitModel) -> None:
     memory = open_memory(model, 1024, "compute", 0)
     assert memory is not None
     ids, run = np.arange(2, dtype=np.int32), np.array([run_of(0, 0, 4, 2)], np.int32)

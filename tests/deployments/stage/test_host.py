@@ -148,7 +148,7 @@ async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Repli
     assert [[answer.exit for answer, _ in chunk.early] for chunk in chunks] == [[2], []]
 
 
-async def test_a_replica_turns_from_a_plan_with_token_budgets_to_one_without_and_back(replica: Replica) -> None:
+async def test_a_replica_follows_plans_with_and_without_token_budgets(replica: Replica) -> None:
     bounded = replace(FIRST, tokens=8)
     counted = []
     for epoch, split in enumerate([bounded, FIRST, bounded], start=1):
@@ -172,7 +172,7 @@ def plan_of(policy: PolicySpec, epoch: int, *splits: Split) -> PlacedPlan:
     return PlacedPlan(plan=Plan(stages=stages, policy=policy, epoch=epoch))
 
 
-async def test_a_replica_is_warm_for_every_stage_of_a_plan_and_follows_none_before_it_is_told(replica: Replica) -> None:
+async def test_a_replica_warms_up_all_stages_of_a_plan_before_it_is_assigned_one(replica: Replica) -> None:
     warmed: list[Split] = []
 
     class Warmed(RecordedRunner):
@@ -276,7 +276,7 @@ async def test_a_traced_input_whose_batch_fails_has_run_in_that_batch_and_alone(
     assert runs == {"a": [], "b": [2, 1]}
 
 
-async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_hangs_or_has_ended(
+async def test_a_replica_is_unhealthy_if_its_device_always_fails_hangs_or_has_ended(
     settings: ServeSettings,
 ) -> None:
     class Broken(RecordedRunner):

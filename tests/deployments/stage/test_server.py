@@ -93,13 +93,13 @@ def answers(sample_id: str, opened: OpenCall) -> Answered[EmulatedPiece]:
         pytest.param("wörd".encode("latin-1"), id="noise"),
     ],
 )
-async def test_a_connection_without_the_word_is_not_heard(scene: Scene, word: bytes) -> None:
+async def test_a_connection_without_the_token_is_closed(scene: Scene, word: bytes) -> None:
     caller = await scene.caller(word, encode(call_of("a")))
     await soon(caller.ended.wait())
     assert (caller.heard.empty(), scene.host.submitted.empty()) == (True, True)
 
 
-async def test_what_no_ingress_says_ends_the_connection_and_forgets_its_calls(scene: Scene) -> None:
+async def test_a_malformed_message_ends_the_connection_with_its_calls(scene: Scene) -> None:
     caller = await scene.caller()
     caller.begin(1, "a")
     opened = await scene.opened()
@@ -137,7 +137,7 @@ async def test_both_ends_notice_a_machine_that_is_silent(scene: Scene) -> None:
 # Calls
 
 
-async def test_a_call_that_the_host_refuses_is_told_why_and_others_go_on(scene: Scene) -> None:
+async def test_a_call_that_the_host_refuses_fails_alone_with_the_reason(scene: Scene) -> None:
     caller = await scene.caller()
     scene.host.refuses = PlanError("no split holds block 2")
     caller.begin(1, "a")
@@ -229,7 +229,7 @@ def test_hidden_states_go_on_in_the_type_of_hops(
         assert np.array_equal(values, expected)
 
 
-def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call() -> None:
+def test_observations_come_no_later_than_the_part_that_ends_the_call() -> None:
     ids, lengths_B = ("a", "x"), np.ones(2, dtype=np.int32)
     both = Piece(sample_ids=ids, next_block=1, lengths_B=lengths_B, tensors=(HIDDEN,), state_BS=torch.zeros(2, 0))
     opened = OpenCall(2, unheard)
@@ -250,7 +250,7 @@ def run(first: int, end: int, queue_s: float, compute_s: float) -> SplitRun:
     return SplitRun(first=first, end=end, batch=3, tokens=3, target=4, queue_s=queue_s, compute_s=compute_s)
 
 
-def test_every_batch_has_its_share_of_an_inputs_times_and_one_that_ran_again_has_it_in_the_second() -> None:
+def test_the_times_of_an_input_are_divided_between_its_batches() -> None:
     noted = [run(0, 2, 1.0, 0.0), run(2, 3, 1.5, 4.0), run(3, 4, 3.5, 5.0)]
     assert split_runs(noted, 7.0) == (run(0, 2, 1.0, 4.0), run(2, 3, 0.5, 1.0), run(3, 4, 2.0, 2.0))
     assert split_runs([], 0.0) == ()

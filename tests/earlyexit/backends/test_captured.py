@@ -253,7 +253,7 @@ def test_torch_runs_pieces_with_importance_and_unprepared_segments(small_model: 
     assert log.replayed == 0
 
 
-def test_a_plan_s_recordings_are_kept_while_the_next_is_made_and_not_made_again(small_model: EarlyExitModel) -> None:
+def test_recordings_of_the_last_plan_are_kept_while_the_next_is_prepared(small_model: EarlyExitModel) -> None:
     log = Log()
     segments = CapturedSegments(small_model, log)
     of_one = len(shapes_within(FOUR, LONGEST))
@@ -320,7 +320,7 @@ def test_two_batches_that_overlap_do_not_mix(small_model: EarlyExitModel) -> Non
 
 
 @pytest.mark.parametrize("in_capture", [False, True], ids=["before the capture", "in it"])
-def test_where_memory_runs_out_the_smaller_shapes_are_recorded_and_one_line_says_so(
+def test_if_memory_runs_out_only_the_smaller_shapes_are_recorded(
     in_capture: bool, small_model: EarlyExitModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Log(limit=64, in_capture=in_capture)

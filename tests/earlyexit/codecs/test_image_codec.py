@@ -49,7 +49,7 @@ def test_an_image_has_the_same_pixels_in_every_input_format(row: ImageRow) -> No
     np.testing.assert_array_equal(pixels, PHOTO[None])
 
 
-def test_inputs_are_files_or_pixels_of_the_size_and_files_and_many_pixels_leave_the_event_loop() -> None:
+def test_files_and_many_pixels_are_decoded_in_a_thread() -> None:
     assert CODEC.is_slow([b"x"])
     assert not CODEC.is_slow([PHOTO])
     assert CODEC.is_slow([np.zeros((400, 900, 3), np.uint8)])
@@ -79,7 +79,7 @@ def reference(pixels: Pixels, size: ImageSize) -> Pixels:
     return np.asarray(image.crop((left, top, left + size.width, top + size.height)))
 
 
-def test_exact_sizes_are_reached_whatever_the_proportions_and_sixteen_bits_become_eight() -> None:
+def test_images_are_resized_to_the_exact_size_in_eight_bits() -> None:
     half = decode(file_of(np.repeat(PHOTO, 2, axis=1)), ImageSize(height=4, width=6, interpolation="box"), "it")
     np.testing.assert_array_equal(half, PHOTO)
     grey = np.arange(24, dtype=np.uint16).reshape(4, 6) * 2048 + 255
@@ -205,7 +205,7 @@ ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w
 NUMBERS = [[1, 2.5, 3], [4, 5, 6]]
 
 
-def test_columns_are_tensors_of_an_input_and_many_numbers_leave_the_event_loop() -> None:
+def test_each_column_is_a_tensor_of_an_input() -> None:
     rows = ROW.from_columns({"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "age": np.array([7, 8], np.int8)})
     assert [[array.tolist() for array in each.tensors] for each in ROW.encode(rows)] == [
         [[7], [[1.0, 2.0]]],

@@ -361,7 +361,7 @@ def test_joints_that_are_cropped_are_not_visible() -> None:
     assert found[[1, 2]].tolist() == [[0, 3], [31, 31]]
 
 
-def test_maps_of_classes_are_those_of_the_images_names_and_folders_and_are_cut_alike(tmp_path: Path) -> None:
+def test_class_maps_are_matched_to_images_by_path(tmp_path: Path) -> None:
     table = write_scenes(tmp_path / "set")
     rows = read_labelled(tmp_path / "set", classes=table, part="train")
     assert rows.part_names == CLASSES

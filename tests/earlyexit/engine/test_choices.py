@@ -140,7 +140,7 @@ def test_a_deferred_batch_does_not_wait_while_the_times_of_its_splits_are_unknow
     assert engine.choose(0.0).batch is not None
 
 
-def test_survivors_wait_on_the_device_for_a_full_batch_and_counts_say_how_full_it_was() -> None:
+def test_survivors_wait_on_the_device_for_a_full_batch() -> None:
     driver = driver_of(*TWO, leave={0: "ad"})
     assert driver.engine.counts[0].fill is None
     assert driver.play("0 abcd; 5 e") == (
@@ -194,7 +194,7 @@ def test_a_slow_batch_does_not_keep_its_size_from_being_run_and_measured_again()
     assert (names(choice.dropped), names(choice.batch.members if choice.batch else ())) == ("g", "h")
 
 
-def test_a_plan_that_changes_nothing_keeps_queues_and_a_forgotten_origin_loses_its_members() -> None:
+def test_an_unchanged_split_keeps_its_queue() -> None:
     engine = driver_of(*TWO).engine
     mine, yours = object(), object()
     engine.submit(0, [member("a", origin=mine), member("b", origin=yours), member("c", origin=mine)], 0.0)
@@ -229,7 +229,7 @@ def test_the_order_selects_the_inputs_of_a_batch(name: OrderName, log: str) -> N
     assert driver_of(*splits_of(0, 4), order=order).play(events) == log
 
 
-def test_probes_and_later_splits_are_ordered_too_and_overdue_inputs_go_first() -> None:
+def test_overdue_inputs_go_first_among_probes_and_in_later_splits_too() -> None:
     shortest = OrderSpec(name="shortest", overdue_s=99.0)
     splits = Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=1)
     assert driver_of(*splits, order=shortest).play("0 ab 9,5; 0 XY 7,3") == (

@@ -94,7 +94,7 @@ def a_plan_comes(engine: BatchEngine[Letters], monkeypatch: pytest.MonkeyPatch) 
 # Probes
 
 
-def test_probes_stay_until_the_end_and_release_nothing_twice_when_they_run_again() -> None:
+def test_probes_that_run_again_release_nothing_twice() -> None:
     bench = one_split([Part(1, 1, "a"), Part(1, 4, ALL_OF_THEM)])
     a, b = probes = members("ab", probe=True)
     assert bench.run(probes) == [
@@ -379,9 +379,7 @@ def staying(*splits: Split) -> list[Split]:
 
 
 @pytest.mark.parametrize("bounds", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4)], ids=str)
-def test_inputs_that_stay_have_the_same_first_answers_and_all_exits_are_observed(
-    bounds: tuple[int, ...], encoded: list[Encoded]
-) -> None:
+def test_all_exits_of_inputs_that_stay_are_observed(bounds: tuple[int, ...], encoded: list[Encoded]) -> None:
     runner = TorchRunner(spread(small()), EntropyPolicy({0: 0.8, 2: 0.8}))
     alone = first_answers(run_all(runner, [Split(first=0, end=4, batch=1, ramps=(0, 2))], encoded))
     plain = [replace(each, ramps=tuple({0, 2} & set(range(each.first, each.end)))) for each in splits_of(*bounds)]

@@ -241,7 +241,7 @@ def test_training_changes_ramps_and_leaves_the_networks_own_answers(classified: 
     assert not after[0].equal(before[0])
 
 
-def test_a_task_of_as_many_labels_takes_the_outputs_in_their_order_and_another_gets_a_head_of_its_own() -> None:
+def test_a_head_is_kept_only_for_a_task_with_as_many_labels() -> None:
     model = given_of(None)
     assert (model.info.head_style, model.info.provenance["head"]) == ("given", "checkpoint")
     for other in (LabelTask(("a", "b", "c")), RegressionTask(1.0)):

@@ -77,7 +77,7 @@ def crossing(flow: Dataflow, ran: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_tensors_that_later_operators_read_cross_and_sets_disconnect_the_graph_one_after_the_other(seed: int) -> None:
+def test_cut_sets_disconnect_the_graph_in_order(seed: int) -> None:
     flow = drawn(seed)
     ran: set[str] = set()
     for place, each in enumerate(flow.live):

@@ -180,7 +180,7 @@ def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
     assert len(names) == 1
 
 
-def test_tokens_are_bounded_by_their_table_and_weights_of_any_type_have_a_fingerprint() -> None:
+def test_the_fingerprint_covers_weights_of_any_type() -> None:
     backbone = taken("indexed").backbone
     assert backbone.inputs[0].below == foreign.VOCABULARY
     before = backbone.sha256()
@@ -209,7 +209,7 @@ def test_types_that_torch_does_not_have_are_refused_when_loaded(kept: tuple[Path
         load_model(folder)
 
 
-def test_layout_inputs_are_not_from_the_codec_and_token_types_of_pairs_come_last() -> None:
+def test_a_codec_does_not_provide_masks_and_positions() -> None:
     assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
     graph = replace(foreign.traced("placed_second_texts"), options=ForeignOptions(columns=(TEXT, PAIR)))
     assert graph.codec_inputs == ("input_ids", "token_type_ids")

@@ -240,7 +240,7 @@ def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> 
     assert [flow.bytes_of(site.tensors) for site in find_sites(flow)] == [4 * size for size in sizes]
 
 
-def test_a_bert_has_sites_around_its_attentions_and_layers_and_takes_tokens_of_any_length() -> None:
+def test_a_bert_has_sites_around_its_attentions_and_layers() -> None:
     graph = modules.traced("small_bert")
     assert [graph.flow.bytes_of(site.tensors) for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
     assert list(graph.examples) == ["input_ids", "attention_mask"]

@@ -43,7 +43,7 @@ SITES = {
 
 
 @pytest.mark.parametrize("name", [*LIGHT, *PACKAGED])
-def test_a_packaged_model_has_its_sites_with_work_before_between_and_behind_them_and_all_shapes(name: str) -> None:
+def test_the_sites_of_a_packaged_model_are_all_of_its_cut_tensors(name: str) -> None:
     flow = read_onnx(model_file(name), open_size=48 if name == "ocr_recognition" else 128).flow
     found = list(cut_tensors(flow))
     assert found == carriers_by_removal(flow)

@@ -125,7 +125,7 @@ def test_hidden_states_travel_in_half_precision_and_nothing_else_does(small_mode
     assert all(one.equal(other) for one, other in zip(back.tensors[1:], piece.tensors[1:], strict=True))
 
 
-def test_values_beyond_half_precision_are_clamped_and_other_types_unchanged() -> None:
+def test_values_beyond_half_precision_are_clamped() -> None:
     piece = piece_with([7e4, -1e30, 65504.0, math.inf, -math.inf, math.nan, 1e-9])
     *numbers, nan, tiny = piece.to_wire("float16").tensors[0].flatten().tolist()
     assert numbers == [65504.0, -65504.0, 65504.0, 65504.0, -65504.0]
@@ -138,7 +138,7 @@ def test_values_beyond_half_precision_are_clamped_and_other_types_unchanged() ->
         assert np.array_equal(half, same)
 
 
-def test_singles_are_views_and_pieces_without_tensors_can_be_selected_and_fused() -> None:
+def test_single_inputs_of_a_piece_are_views() -> None:
     piece = Piece(
         sample_ids=("a", "b", "c"),
         next_block=1,

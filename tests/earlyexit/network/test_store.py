@@ -37,7 +37,7 @@ def test_the_weights_file_has_the_permissions_of_the_card(folder: Path) -> None:
     assert (folder / "model.safetensors").stat().st_mode == (folder / "model.json").stat().st_mode
 
 
-def test_the_card_may_have_the_networks_inputs_and_knows_whether_they_have_tokens(folder: Path) -> None:
+def test_the_card_declares_the_networks_inputs(folder: Path) -> None:
     token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
     assert read_card(folder).inputs == (token_ids,)
     change_card(folder, inputs=GONE)

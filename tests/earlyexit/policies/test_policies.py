@@ -236,7 +236,7 @@ def test_ramps_of_later_networks_judge_and_answer_by_the_mixture() -> None:
     assert torch.equal(decision.state_BS, state_BS)
 
 
-def test_the_first_network_is_not_mixed_and_losses_are_against_the_last_network() -> None:
+def test_losses_of_an_ensemble_are_against_the_last_network_alone() -> None:
     policy = EnsemblePolicy(ConfidencePolicy(0.5), {5: 0.25})
     decision = policy.decide(2, says(SMALL), policy.initial_state(2, 3, CPU), PAIR)
     assert torch.equal(decision.score_B, says(SMALL).score_B)
@@ -247,7 +247,7 @@ def test_the_first_network_is_not_mixed_and_losses_are_against_the_last_network(
     assert policy.full_answers(says(LARGE), PAIR).tolist() == [1, 0]
 
 
-def test_half_precision_keeps_probabilities_to_a_thousandth_and_zero_finite() -> None:
+def test_half_precision_keeps_probabilities_to_a_thousandth() -> None:
     task = LabelTask(tuple(f"label {k}" for k in range(150)))
     generator = torch.Generator().manual_seed(0)
     first, last = (3 * torch.randn(500, 150, generator=generator) for _ in range(2))
@@ -296,7 +296,7 @@ def test_the_share_that_continues_is_the_mean_probability(c: float, k: float) ->
     assert share == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(100_000))
 
 
-def test_every_attempt_has_the_same_coin_in_every_process_and_other_inputs_and_ramps_have_others() -> None:
+def test_the_coin_of_an_input_and_ramp_is_the_same_for_every_attempt() -> None:
     assert coin("tweet#ingress-1.17.0", 5) == coin("tweet#ingress-1.17.12", 5)
     assert coin("tweet#ingress-1.17.0", 5) == 0.0428821056667833
     attempts, no_attempts, callers_ids = ("t#i-1.17.0", "t#i-1.18.0"), ("row.1", "row.2"), ("a#1.2.3", "b#1.2.3")

@@ -69,7 +69,7 @@ def test_a_bridge_has_the_shape_of_the_last_block_from_every_block() -> None:
         assert backbone.bridge(block)(hidden).shape[1:] == backbone.boundary(8)[0].shape
 
 
-def test_a_bridge_has_the_first_block_of_every_later_region_and_shares_no_weights() -> None:
+def test_a_bridge_has_its_own_first_block_of_every_later_region() -> None:
     backbone = ResNetBackbone(cifar_layout(20))
     firsts = {0: [3, 6], 2: [3, 6], 3: [6], 5: [6], 6: [], 8: []}
     originals = {id(parameter) for parameter in backbone.parameters()}

@@ -63,7 +63,7 @@ def test_a_prompt_is_one_or_several_steps_and_every_token_is_one() -> None:
     assert step(one) == ([99], [0, 1, 5, 17, 5])
 
 
-def test_a_restarted_sequence_has_its_tokens_as_prompt_and_generates_none_twice() -> None:
+def test_a_restarted_sequence_has_its_tokens_as_prompt() -> None:
     one = sequence([1, 2], max_tokens=9, chunk=3)
     one.begin(1)
     for token in (50, 51):
@@ -94,7 +94,7 @@ def test_the_place_of_the_requested_token_survives_chunks_and_restarts() -> None
     assert place(one) == 2, "not a prompt of seven tokens"
 
 
-def test_a_stop_string_ends_a_sequence_and_held_text_is_released_at_its_length() -> None:
+def test_a_sequence_ends_at_a_stop_string_or_its_length() -> None:
     texts = []
     for text in ("so, end", "so, en"):
         one = sequence([1], stops=("end",), max_tokens=len("so, en") + (text == "so, end"))

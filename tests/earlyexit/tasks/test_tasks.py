@@ -57,7 +57,7 @@ def test_numbers_are_scaled_and_their_score_falls_with_the_expected_error() -> N
 
 
 @EVERY
-def test_answers_match_the_declared_columns_and_schema_and_a_task_is_made_again_from_its_spec(task: Task) -> None:
+def test_answers_match_the_declared_columns_and_schema(task: Task) -> None:
     output = ExitOutput(task, torch.zeros(2, *task.output_shape))
     values = values_of(output.value_B.numpy())
     names = {column.name for column in task.columns}
@@ -229,7 +229,7 @@ def test_training_heatmaps_have_a_peak_of_1_at_each_joint() -> None:
     assert np.abs(answers - targets).max() <= 1.0 + 1e-4, "a quarter of a heatmap's pixel is one of the image"
 
 
-def test_invisible_joints_have_no_loss_and_imitation_uses_the_full_models_heatmaps() -> None:
+def test_invisible_joints_have_no_loss() -> None:
     targets = torch.tensor([[[9.5, 13.5], [NAN, NAN], [NAN, NAN]]])
     right = BODY.heatmaps(targets)
     noisy = right.clone()
@@ -342,7 +342,7 @@ def test_the_training_loss_leaves_out_ignored_pixels() -> None:
     assert STREET.training_loss(logits, torch.full((1, 4, 6), UNKNOWN, dtype=torch.uint8)) == 0
 
 
-def test_an_ignored_class_needs_no_pixel_and_fills_empty_pixels_after_moves() -> None:
+def test_an_ignored_class_fills_the_pixels_that_a_move_leaves_empty() -> None:
     STREET.check_coverage(MASK[None])
     none_B, right_B2 = torch.zeros(1), torch.tensor([[6.0, 0.0]])
     away = Moves(mirrored_B=none_B.bool(), shift_B2=right_B2, turn_B=none_B, zoom_B=none_B + 1)

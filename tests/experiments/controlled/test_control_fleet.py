@@ -83,7 +83,7 @@ def test_lost_accelerators_count_until_ray_notices_and_replicas_wait_for_their_r
     ]
 
 
-async def test_simulated_time_runs_inside_of_another_event_loop_and_leaves_it_as_it_was() -> None:
+async def test_simulated_time_runs_inside_another_event_loop() -> None:
     events, log = Events(), list[float]()
     outer = asyncio.get_running_loop()
     with closing(SimulatedTime(events)) as loop:

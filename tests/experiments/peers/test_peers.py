@@ -84,7 +84,7 @@ def options_for(folder: Path, url: str = "http://127.0.0.1:1", **changes: Any) -
     return ClientOptions.model_validate(known | changes)
 
 
-async def test_texts_go_in_turn_the_warm_up_is_not_counted_and_answers_are_written(tmp_path: Path) -> None:
+async def test_the_load_client_does_not_count_the_warm_up(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     options = options_for(tmp_path, rate_per_s=40.0, warmup_s=0.5, duration_s=0.5, seed=3, answers=answers)
     async with scripted(then=(ANSWER,)) as server:
@@ -116,7 +116,7 @@ def record(due_s: float, sent_s: float, done_s: float, error: str | None = None)
     return RequestRecord(input_indices=(0,), num_attempts=1, predictions=answers, error=error, **times)
 
 
-def test_latency_runs_from_when_a_request_was_due_and_a_lost_request_has_none(tmp_path: Path) -> None:
+def test_latency_counts_from_the_time_at_which_a_request_was_due(tmp_path: Path) -> None:
     counted = [
         record(1.0, 1.25, 1.5),  # 0.5 s: exactly within the SLO
         record(2.0, 2.0, 2.75),  # 0.75 s: too late

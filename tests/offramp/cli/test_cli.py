@@ -99,7 +99,7 @@ def test_the_version_is_printed_and_help_shows_no_type_next_to_a_flag(capsys: Ca
     assert "bool" not in said
 
 
-def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is_named(
+def test_a_model_is_trained_in_the_working_folder(
     checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     (tmp_path / "banking").mkdir()

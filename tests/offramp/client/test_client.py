@@ -108,7 +108,7 @@ def test_a_prediction_is_read_from_the_answer_and_every_request_has_an_id() -> N
     assert third == "mine"
 
 
-def test_many_texts_travel_in_one_request_and_whole_numbers_as_the_model_takes_them() -> None:
+def test_all_inputs_of_a_call_are_sent_in_one_request() -> None:
     rows: list[dict[str, Any]] = [{"label": "a", "score": 0.5, "exit": 0}, {"label": "b", "score": 0.6, "exit": 1}]
     server = Script(httpx.Response(200, json={"outputs": rows, "request_id": "r7"}))
     client, _ = client_of(server)
@@ -221,7 +221,7 @@ def test_an_error_answer_becomes_the_servers_error(status: int, kind: str, expec
     assert type(caught.value) is expected
 
 
-def test_live_and_ready_raise_no_errors_and_kinds_are_those_of_the_error_tree() -> None:
+def test_live_and_ready_return_false_instead_of_raising() -> None:
     assert {kind: cls.kind for kind, cls in ERRORS_BY_KIND.items()} == {kind: kind for kind in ERRORS_BY_KIND}
 
     def handler(request: httpx.Request) -> httpx.Response:

@@ -63,7 +63,7 @@ async def test_texts_and_messages_are_answered_at_once_or_as_a_stream_with_their
     await with_client(teller, stream)
 
 
-async def test_an_answer_that_a_time_limit_ends_reports_it_and_a_stream_has_no_total_limit(teller: Teller) -> None:
+async def test_an_answer_that_a_time_limit_ends_names_the_limit(teller: Teller) -> None:
     permits, loop = asyncio.Semaphore(4), asyncio.get_running_loop()
     teller.cut_after, teller.may_say = 4, permits
 

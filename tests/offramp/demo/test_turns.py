@@ -57,7 +57,7 @@ def ran(splits: tuple[Split, ...]) -> PlanRun:
     )
 
 
-def test_a_batch_shrinks_by_those_that_leave_and_requests_count_after_the_warm_up() -> None:
+def test_requests_of_the_demo_count_after_the_warm_up() -> None:
     assert batch_at_block(plan(SHRINKING), {0: (10, 100)}, EXITS) == pytest.approx((10, 4, 4, 2))
     assert batch_at_block(plan(FUSED), {0: (10, 100), 1: (5, 40)}, EXITS) == pytest.approx((10, 8, 8, 4))
     assert batch_at_block(plan(FUSED), {0: (10, 100)}, {0: 100}) == (10, 0, 0, 0)

@@ -318,7 +318,7 @@ def test_without_thresholds_no_input_leaves_and_confidence_can_be_chosen(mapper:
         calibrate(mapper, seen, CalibrateJob(budget=SURE.budget, confidence=SURE.confidence, policy="entropy"))
 
 
-def test_a_threshold_that_every_score_passes_is_shown_as_always_and_one_near_1_by_its_distance() -> None:
+def test_thresholds_are_shown_as_always_never_or_with_enough_digits() -> None:
     entropy, confidence = SCORES["entropy"], SCORES["confidence"]
     assert [leave_text("share", at) for at in (-0.01, 0.0, 0.5, SCORES["share"].never, None)] == [
         *("always", "always", "0.5000", "never", "-")
@@ -418,7 +418,7 @@ def card_of_chain(work: float, blocks: float, ramp: int = 3) -> CalibrationCard:
     return calibration_card({ramp: 0.1}, tested=tested)
 
 
-def test_a_chain_with_more_work_than_its_reference_and_a_diverged_training_are_warned_of() -> None:
+def test_calibration_warns_of_a_costly_chain_and_of_diverged_training() -> None:
     chain, alone = card_of_chain(0.9, 5.78), card_of_chain(0.69, 4.11)
     [warning] = calibration_warnings(chain, {"reference": alone}, {}, "mpnet")
     assert warning == (

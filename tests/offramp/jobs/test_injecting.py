@@ -131,7 +131,7 @@ def test_calibration_does_not_change_an_onnx_files_scores(tmp_path: Path) -> Non
     assert torch.allclose(outputs.softmax(1), theirs, atol=1e-4, rtol=0)
 
 
-def test_a_file_that_rounds_its_inputs_is_tried_with_the_users_rows_and_keeps_its_scores(tmp_path: Path) -> None:
+def test_a_file_that_rounds_its_inputs_is_checked_with_the_users_rows(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     from tests.earlyexit.foreign.onnx_graphs import LETTERS, rounding_graph, saved
 
@@ -217,7 +217,7 @@ def test_labels_that_are_no_answers_are_ignored(
     calibrate(tmp_path, read_labelled(done.held_out), LOOSE)
 
 
-def test_ramps_and_blocks_are_timed_where_they_run_and_slow_ramps_are_left_out(folder: Path, capsys: Captured) -> None:
+def test_slow_ramps_are_left_out_by_measured_times(folder: Path, capsys: Captured) -> None:
     block_s, ramp_s = np.array([1.0, 2.0, 0.003]), np.array([0.1, 0.004])
     assert ramps_worth_their_time((0, 1), block_s, ramp_s, requested=False) == (0,)
     assert capsys.readouterr().out == (

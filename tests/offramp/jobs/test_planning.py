@@ -347,7 +347,7 @@ def test_the_end_of_an_ensemble_follows_equation_6(network: ChainNetwork) -> Non
     assert torch.equal(mixed[1], outputs[1])
 
 
-def test_weights_depend_only_on_the_design_rows_and_mixing_is_off_without_a_gain(network: ChainNetwork) -> None:
+def test_ensemble_weights_depend_only_on_the_design_rows(network: ChainNetwork) -> None:
     inputs = inputs_for(network, count=200)
     outputs = outputs_of(network, inputs)
     truth_N = outputs[4].argmax(1).numpy()  # no answer can be more right than the last network's

@@ -21,7 +21,7 @@ from tests.earlyexit.families.decoders import decoder, hf_decoder
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
 
 
-def test_a_missing_gpu_is_said_and_measuring_leaves_the_threads_as_they_were(model: Path) -> None:
+def test_measuring_does_not_change_the_number_of_threads(model: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(InputError, match="device 'V100' needs CUDA, which torch does not find"):

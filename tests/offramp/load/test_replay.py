@@ -13,7 +13,7 @@ from tests.data import data_folder
 from tests.offramp.load.scripted_server import draw, per_second, trace
 
 
-def test_counts_are_drawn_second_by_second_or_minute_by_minute_and_spread_evenly(tmp_path: Path) -> None:
+def test_counts_per_second_or_minute_are_spread_evenly(tmp_path: Path) -> None:
     counts = per_second(draw(trace(tmp_path, "0 400 0 10000 0"), 5.0), 5)
     assert [counts[0], counts[2], counts[4]] == [0, 0, 0]
     assert abs(counts[1] - 400) < 3 * 20
@@ -38,7 +38,7 @@ def test_a_rate_is_the_mean_of_the_window_and_counts_repeat(tmp_path: Path) -> N
     assert min(counts[0], counts[2], counts[4]) > 1000 - 3 * 32
 
 
-def test_counts_are_replayed_from_a_second_of_the_file_and_notes_say_how_they_were_read(tmp_path: Path) -> None:
+def test_counts_are_replayed_from_a_second_of_the_file(tmp_path: Path) -> None:
     process, notes = parse_arrivals(trace(tmp_path, "1 2 3" + " 0" * 60 + " 4 0 5") + ",from=64.5")
     assert isinstance(process, CountReplay)
     assert (len(process.counts_B), process.start_s) == (66, 64.5)
@@ -156,7 +156,7 @@ def test_whole_numbers_are_requests_per_second(tmp_path: Path, text: str) -> Non
     assert counts(tmp_path, text) == ([3.0, 0.0, 12.0, 1.0], 1.0)
 
 
-def test_a_decimal_point_makes_all_numbers_times_and_files_may_be_compressed(tmp_path: Path) -> None:
+def test_a_decimal_point_makes_all_numbers_times(tmp_path: Path) -> None:
     assert seconds(tmp_path, "0.25\n1\n1\n\n3e0\n") == [0.25, 1.0, 1.0, 3.0]
     path = tmp_path / "no_ending"
     path.write_bytes(gzip.compress(b"1 2 3"))
@@ -182,7 +182,7 @@ def test_the_twitter_trace_is_the_one_described() -> None:
 MMPP = "mmpp:100,peak=300,calm_s=100,burst_s=20"
 
 
-def test_uniform_arrivals_end_before_the_duration_and_are_closer_at_higher_rates() -> None:
+def test_uniform_arrivals_end_before_the_duration() -> None:
     assert draw("uniform:4", 1.0).tolist() == [0.0, 0.25, 0.5, 0.75]
     assert draw("uniform:4", 1.1).tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert draw("uniform:0.1", 1.0).tolist() == [0.0]

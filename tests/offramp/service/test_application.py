@@ -45,7 +45,7 @@ def test_paths_are_relative_to_the_service_file_and_budgets_reach_replicas(tmp_p
     assert ServeSettings.model_validate_json(served.model_dump_json()).plan.splits == splits
 
 
-def test_a_built_in_plan_has_a_batch_of_32_and_with_ramps_the_calibrations_thresholds(model: Path) -> None:
+def test_a_built_in_plan_has_batches_of_32_and_calibrated_thresholds(model: Path) -> None:
     assert resolve_plan("stock", model) == stock_plan(3, batch=32, device="cpu", replicas=1)
     told = resolve_plan("stock", model, batch=4, replicas=2, device="cuda")
     assert told == stock_plan(3, batch=4, device="cuda", replicas=2)

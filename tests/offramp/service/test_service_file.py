@@ -147,7 +147,7 @@ def test_emulated_time_is_scaled_for_the_controller_and_kept_for_replicas(files:
     assert refused == (files.line_of("inputs_per_s"), words)
 
 
-def test_by_default_the_first_plan_has_the_highest_rate_and_later_plans_the_least_cost(files: Files) -> None:
+def test_by_default_plans_after_the_first_have_the_least_cost(files: Files) -> None:
     fastest = files.read(**emulated(scale=20.0), planner={"objective": {"maximize": "rate"}})
     assert problem_of(fastest).objective == MaximizeRate()
     for planner in ({}, {"objective": {"minimize": "cost"}}):

@@ -13,7 +13,7 @@ from tests.optimizer.generation.sequences import asking, two_blocks
 FILE = (Path(__file__).parents[1] / "files/generation.yaml").read_text(encoding="utf-8")
 
 
-def test_the_section_says_what_sequences_ask_and_is_written_and_read_again(tmp_path: Path) -> None:
+def test_the_section_generation_is_read_back_as_written(tmp_path: Path) -> None:
     problem = read_problem(written(tmp_path / "problem.yaml", FILE)).problem
     generation = problem.generation
     assert problem.slo == Slo(latency_s=0.1, slack=0.1)

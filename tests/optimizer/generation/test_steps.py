@@ -71,7 +71,7 @@ def test_an_exit_saves_work_only_if_batches_are_not_full() -> None:
     assert evaluate(problem, two_splits(8, 8)).rate_per_s == pytest.approx(8 / (0.016 + 8 * prompts))
 
 
-def test_a_batch_takes_the_time_to_fill_in_tokens_and_to_regroup() -> None:
+def test_a_batch_includes_the_time_to_fill_in_tokens_and_to_regroup() -> None:
     problem = asking(two_blocks(per_token_s=0.001), output=Lengths(mean=3), prompt=Lengths(mean=1))
     reached = 1 - (0.5 + 0.25) / 2  # of two steps: the last skips with 1/2, both with 1/4
     prompt_s = 0.011 / 2
@@ -87,7 +87,7 @@ def test_a_batch_takes_the_time_to_fill_in_tokens_and_to_regroup() -> None:
     assert after == pytest.approx([before[0], before[1] + 0.003])
 
 
-def test_the_head_runs_on_survivors_and_a_batch_without_survivors_ends() -> None:
+def test_a_batch_without_survivors_ends() -> None:
     block_s = np.array([np.full(5, 0.01), 0.01 + 0.002 * np.array(BATCHES)])
     table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=np.zeros((1, 5)))
     body, head_s_B = without_head(table)
@@ -270,7 +270,7 @@ def with_memory(memory_bytes: float) -> PlanProblem:
     return asking(two_blocks(), kv=kv)
 
 
-def test_promises_of_memory_and_first_tokens_are_kept_or_reported() -> None:
+def test_broken_promises_of_memory_and_first_tokens_are_reported() -> None:
     free, tight = planned(with_memory(1e9)), planned(with_memory(5000.0 + 8 * 24 * 100))
     assert tight.figures.rate_per_s < free.figures.rate_per_s
     assert running_sequences(tight.stages) <= 8

@@ -167,7 +167,7 @@ def test_a_plan_keeps_a_share_of_the_expected_goodput(now: Interval, kept: float
     assert kept_share(now, 200.0) == pytest.approx(kept)
 
 
-def test_a_plan_that_does_what_it_promised_is_kept_and_another_rolled_back() -> None:
+def test_a_plan_that_misses_its_prediction_is_rolled_back() -> None:
     verdict = judged(trial(AS_PROMISED), served(300, 190, dropped=110))
     words = "keeps the plan: plan 3 gives 190/s in time, 95.0% of what was expected (200/s)"
     assert verdict == Verdict(change=False, words=words)
@@ -223,7 +223,7 @@ def names(times: list[ReplicaTimes], *, resting: Collection[str] = ()) -> list[s
     return [each.replica for each in find_stragglers(times, 1.5, resting=resting)]
 
 
-def test_a_straggler_is_slower_than_its_peers_and_at_most_a_third_rests() -> None:
+def test_at_most_a_third_of_the_replicas_of_a_type_rest() -> None:
     [(straggler, words)] = find_stragglers(slots(a=[1.0, 1.1, 1.8]), 1.5).items()
     assert (straggler.replica, straggler.slot, straggler.device) == ("a2", "a", "T4")
     assert words == "a2 takes 1.71 times as long as its 2 peers (1.80 against 1.05 times the profile)"

@@ -38,7 +38,7 @@ def left(early: int, late: int) -> dict[int, int]:
     return {0: early, 1: late}
 
 
-def test_joint_records_shift_the_interval_and_only_active_ramps_count() -> None:
+def test_joint_records_shift_the_interval_of_survival() -> None:
     few = {0: 0, 1: 100, 2: 0, 3: 900}
     words = survival_deviation(FORECAST, (1,), few)
     assert words == "10.0% of 1000 inputs left by ramp 1, 30.0% to 50.0% were expected"
@@ -50,7 +50,7 @@ def test_joint_records_shift_the_interval_and_only_active_ramps_count() -> None:
     assert survival_deviation(FORECAST, (), few) is None
 
 
-def test_shares_have_wilsons_interval_and_small_differences_do_not_count() -> None:
+def test_small_differences_of_survival_are_no_deviation() -> None:
     # 1.96 standard deviations at 1000 inputs: (0.3 + 0.0019 -+ 1.96 * sqrt(0.00021 + 0.00000096)) / 1.00384
     assert [wilson_bound(0.3, 1000, width) for width in (-1.96, 1.96)] == pytest.approx([0.2724, 0.3291], abs=1e-4)
     found = survival_deviation(one_ramp(), (0,), left(300, 700))
@@ -99,7 +99,7 @@ def rate(num_arrived: int, *, asked_rps: float | None = 150.0, seconds: float = 
     return rate_deviation(rates(100.0, 70.0, 150.0), num_arrived, seconds, asked_rps=asked_rps)
 
 
-def test_a_rate_outside_its_interval_and_its_noise_or_above_the_plans_is_a_deviation() -> None:
+def test_a_rate_outside_its_interval_or_above_the_plans_is_a_deviation() -> None:
     assert rate(2000) == "200 inputs/s arrived for 10 s, 70 to 150 were expected"
     assert rate(400) is not None
     assert rate(1400, asked_rps=120.0) == "140 inputs/s arrived for 10 s, 70 to 120 were expected"

@@ -35,7 +35,7 @@ def problem(**changed: Any) -> PlanProblem:
     return parse_problem({**DOCUMENT, **changed}).problem
 
 
-def test_the_stock_plans_batch_gets_the_exits_that_are_found_and_best_contains_it() -> None:
+def test_the_stock_plans_batch_gets_the_exits_that_are_found() -> None:
     [stage] = planned(problem(), "pame").stages
     [split] = stage.splits
     stock = planned(problem(), "stock")
@@ -49,7 +49,7 @@ def test_the_stock_plans_batch_gets_the_exits_that_are_found_and_best_contains_i
     assert "note" not in plan_json(ProblemFile(problem=problem()), "pame")
 
 
-def test_no_more_replicas_are_used_than_needed_and_given_thresholds_are_taken() -> None:
+def test_pame_uses_no_more_replicas_than_needed() -> None:
     asked = problem(objective={"minimize": "latency", "rate_per_s": 123})
     stock = planned(asked, "stock")
     assert (stock.stages[0].replicas, planned(asked, "pame").stages[0].replicas) == (2, 1)
@@ -57,7 +57,7 @@ def test_no_more_replicas_are_used_than_needed_and_given_thresholds_are_taken() 
     assert planned(problem(batches=lossy), "pame").stages[0].splits[0].ramps == (0,)
 
 
-def test_it_is_a_baseline_for_early_answers_and_needs_a_stock_plan() -> None:
+def test_pame_needs_an_answer_time_objective_and_a_stock_plan() -> None:
     assert strategies_for(problem())[-1] == "pame"
     assert "pame" not in strategies_for(replace(problem(), batches=None))
     assert "pame" not in strategies_for(replace(problem(), objective=MaximizeRate()))

@@ -53,9 +53,7 @@ async def test_an_error_has_its_status_message_and_retry_after(ask: Ask, backend
         assert said.code in ("", code.name)
 
 
-async def test_an_unknown_model_or_version_is_not_found_and_the_known_one_is_named(
-    ask: Ask, backend: FakeBackend
-) -> None:
+async def test_an_unknown_model_or_version_is_a_404_that_names_the_known_one(ask: Ask, backend: FakeBackend) -> None:
     model = await ask(backend, "pay", model="other")
     version = await ask(backend, "pay", version="2")
     assert model.message == "unknown model 'other'; served is 'intents'"

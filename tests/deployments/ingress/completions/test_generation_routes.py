@@ -61,7 +61,7 @@ async def test_streamed_text_equals_the_whole_answer(
 
 
 @BOTH
-async def test_chunks_are_what_clients_expect_and_the_exit_of_every_token_is_reported(
+async def test_chunks_have_openais_format_with_the_exits_of_tokens(
     teller: Teller, path: str, body: dict[str, Any]
 ) -> None:
     teller.answer = "a 🐭!".encode()

@@ -69,13 +69,13 @@ def late(
         pytest.param(BEGIN / 2, 7, 0.5, 0.1, id="a-sooner-deadline"),
     ],
 )
-def test_at_first_a_part_of_what_the_plan_answers_within_the_slo_may_be_inside(
+def test_the_first_limit_is_a_share_of_the_plans_rate_times_the_slo(
     unanswered: float, num_inputs: int, left_s: float, late_s: float
 ) -> None:
     assert late(known(), unanswered, num_inputs=num_inputs, left_s=left_s) == pytest.approx(late_s)
 
 
-def test_how_late_it_would_be_goes_by_the_slo_and_an_ingress_has_its_part_of_the_rate() -> None:
+def test_the_first_limit_is_divided_between_ingresses() -> None:
     admission = Admission(plan(rate_per_s=100.0), slo_s=2.0, num_ingresses=1)
     # Twice the SLO, so twice as many may be inside, and each of them waits as long as before: 1 / 70 s.
     assert late(admission, 2 * BEGIN, left_s=2.0) == pytest.approx(2 / (2 * BEGIN))
@@ -89,14 +89,14 @@ def overload(admission: Admission, seconds: int = 30, answers: int = 50) -> None
             admission.answered(1.2, 60, 1, float(second))
 
 
-def test_an_idle_service_begins_whatever_comes_however_bad_its_name() -> None:
+def test_an_idle_service_admits_any_request_whatever_its_limit() -> None:
     admission = known(rate_per_s=0.001)
     assert late(admission, 0, num_inputs=256) == 0.0
     assert late(admission, 1) > 0.0
 
 
 @pytest.mark.parametrize("rate_per_s", [0.0, None])
-def test_a_service_of_which_nothing_is_known_begins_everything_until_one_is_late(rate_per_s: float | None) -> None:
+def test_without_a_predicted_rate_everything_is_admitted_until_an_answer_is_late(rate_per_s: float | None) -> None:
     admission = Admission(plan(rate_per_s=rate_per_s), slo_s=1.0, num_ingresses=1)
     assert late(admission, 10_000) == 0.0
     admission.answered(0.3, 5_000, 1, 0.1)
@@ -134,7 +134,7 @@ def test_a_pause_of_a_sequence_makes_one_token_late() -> None:
     assert loop._tpot.limit == pytest.approx(BEGIN * (1 - FALL))
 
 
-def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_nothing() -> None:
+def test_an_input_that_misses_the_slo_lowers_the_limit_but_not_one_with_an_earlier_deadline() -> None:
     admission = known()
     admission.given_up(0.4, 60, 1, 0.1)
     assert admission.limit == BEGIN
@@ -151,7 +151,7 @@ def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_no
         pytest.param(False, 0.3, 1.0, id="not-where-nothing-was-refused"),
     ],
 )
-def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(
+def test_the_limit_leaps_if_inputs_were_refused_while_the_slowest_had_time_to_spare(
     refuses: bool, slowest_s: float, times: float
 ) -> None:
     admission = known()
@@ -167,7 +167,7 @@ def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(
     assert admission.limit == pytest.approx(risen + min(RISE * risen, MOST_RISE))
 
 
-def test_a_window_begins_anew_with_another_plan() -> None:
+def test_a_new_plan_begins_a_new_window() -> None:
     admission = known()
     assert late(admission, BEGIN) > 0.0
     admission.follow(plan(rate_per_s=100.0))
@@ -176,7 +176,7 @@ def test_a_window_begins_anew_with_another_plan() -> None:
     assert late(admission, BEGIN + 1, at_s=4.1) > 0.0
 
 
-def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was_within_bounds() -> None:
+def test_a_new_plan_takes_over_the_ratio_of_limit_to_prediction_within_bounds() -> None:
     admission = known()
     overload(admission, seconds=1)
     admission.follow(plan(rate_per_s=200.0))
@@ -194,7 +194,7 @@ def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was_within
     assert admission.limit == pytest.approx(BEGIN)
 
 
-def test_where_stages_wait_for_full_batches_one_per_split_of_every_replica_is_let_in_however_late_they_are() -> None:
+def test_deferred_stages_admit_a_full_batch_per_replica_and_split_however_late_answers_are() -> None:
     admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
     overload(admission)
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
@@ -209,7 +209,7 @@ def test_where_stages_wait_for_full_batches_one_per_split_of_every_replica_is_le
     ("dispatch", "refused"),
     [("deferred", (28, 30)), ("filling", (1, 2, 27, 28, 30)), ("work-conserving", (1, 2, 27, 28, 30))],
 )
-def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for_each_is_inside(
+def test_deferred_stages_admit_requests_of_any_size_until_their_batches_can_fill(
     dispatch: Dispatch, refused: tuple[int, ...]
 ) -> None:
     admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
@@ -272,7 +272,7 @@ Seen = tuple[str, int, int, float]
         max_size=60,
     ),
 )
-def test_where_all_inputs_are_as_long_tokens_decide_as_inputs_do(
+def test_tokens_and_inputs_give_the_same_decisions_if_all_inputs_are_equally_long(
     dispatch: Dispatch, length: int, seen: list[Seen]
 ) -> None:
     one = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
@@ -310,7 +310,7 @@ def test_where_all_inputs_are_as_long_tokens_decide_as_inputs_do(
         pytest.param(150, 150, id="two-fit-and-three-would-not"),
     ],
 )
-def test_a_limit_so_low_that_inputs_never_have_half_of_it_ahead_leaps_too(length: int, ahead: int) -> None:
+def test_a_limit_that_is_too_low_for_contested_inputs_leaps_too(length: int, ahead: int) -> None:
     admission = Admission(plan(length=LENGTH), slo_s=1.0, num_ingresses=1)
     admission.answered(1.2, 400 / (1 - FALL), LENGTH, 0.0)
     assert admission.limit == pytest.approx(400)
@@ -322,7 +322,7 @@ def test_a_limit_so_low_that_inputs_never_have_half_of_it_ahead_leaps_too(length
     assert admission.limit == pytest.approx(400 * LEAP)
 
 
-def test_an_input_that_is_late_by_its_own_length_takes_no_others_place() -> None:
+def test_an_input_that_is_late_because_of_its_own_length_does_not_lower_the_limit() -> None:
     admission = Admission(plan(length=LENGTH, rate_per_s=100.0, tokens_per_input=LENGTH), slo_s=1.0, num_ingresses=1)
     for second in range(20):
         admission.answered(1.2, 0, 2000, float(second))
@@ -334,7 +334,7 @@ def test_an_input_that_is_late_by_its_own_length_takes_no_others_place() -> None
 # Another plan, which counts otherwise
 
 
-def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_that_counted_inputs_was() -> None:
+def test_the_ratio_of_limit_to_prediction_is_converted_between_inputs_and_tokens() -> None:
     admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
     admission.answered(1.2, 60, 1, 0.1)
     admission.follow(plan(length=LENGTH, rate_per_s=200.0, tokens_per_input=float(LENGTH)), 50.0)
@@ -357,7 +357,7 @@ def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_th
 
 
 @pytest.mark.parametrize("to_tokens", [True, False])
-def test_before_the_first_input_nothing_is_known_in_another_unit(to_tokens: bool) -> None:
+def test_before_the_first_input_a_plan_with_another_unit_has_no_limit(to_tokens: bool) -> None:
     one, other = plan(rate_per_s=100.0, tokens_per_input=40.0), plan(length=LENGTH)
     if not to_tokens:
         one, other = plan(length=LENGTH, rate_per_s=100.0, tokens_per_input=40.0), plan()

@@ -19,7 +19,7 @@ from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget
 
 
-def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
+def test_latencies_are_never_counted_in_a_bucket_below_their_own() -> None:
     counts, ends = IngressCounts(slo_s=0.04), ("0.01", "0.05", "0.1", "0.2", "+Inf")
     for seconds in (0.004, 0.04, 0.095, 0.0999, 400.0):  # of the third and the fourth, one bucket ends below 0.1 s
         counts.record_answers(1, [seconds], 1)
@@ -30,7 +30,7 @@ def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were(
 
 
 @pytest.mark.parametrize(("name", "expected"), [("arrival", "ab"), ("deadline", "cd"), ("shortest", "db")])
-def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
+def test_every_order_chooses_among_all_waiting_inputs(name: OrderName, expected: str) -> None:
     queue = WaitQueue()
     for key, arrived_s, deadline_s, tokens in (("a", 0, 9, 40), ("b", 1, 8, 20), ("c", 2, 6, 30), ("d", 3, 7, 10)):
         queue.push([PendingInput(0, arrived_s, deadline_s, tokens, key=key)])
@@ -49,7 +49,7 @@ def numbered(serial: int, *, settled: bool = False) -> PendingInput:
     return made
 
 
-def test_what_is_over_does_not_pile_up() -> None:
+def test_obsolete_timers_do_not_accumulate() -> None:
     timers, expired = Timers(), []
     for number in random.Random(0).sample(range(10_000), 10_000):
         timers.add(number, DEADLINE, [numbered(number, settled=number % 100 > 0)])
@@ -64,7 +64,7 @@ def test_what_is_over_does_not_pile_up() -> None:
     assert len(timers._heap) < 100
 
 
-def test_of_one_moment_deadlines_come_first_then_calls_that_hang_then_pauses() -> None:
+def test_of_simultaneous_timers_deadlines_expire_first_then_calls_then_pauses() -> None:
     timers, each = Timers(), numbered(0)
     for kind, slot in ((PAUSE, "slot"), (CALL_TIMEOUT, ""), (DEADLINE, "")):
         timers.add(1.0, kind, [each], slot)

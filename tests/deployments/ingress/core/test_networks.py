@@ -31,7 +31,7 @@ HALVES = split(0, 1), split(1, 2, (1,))
 PRUNES = networks((SMALL,), (LARGE,), prunes=1)
 
 
-def test_with_three_networks_one_in_between_is_passed_over() -> None:
+def test_a_plan_may_skip_the_middle_one_of_three_networks() -> None:
     world = CoreWorld(networks((FIRST, LAST), ends=THREE))
     world.submit("a")
     world.go_on(0, "a", block=2)
@@ -41,7 +41,7 @@ def test_with_three_networks_one_in_between_is_passed_over() -> None:
     assert [chain.stages.index(chain.at(block)) for block in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
-def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_given_up() -> None:
+def test_awaited_survivors_enter_the_next_network_at_its_first_block() -> None:
     world = CoreWorld(cascade())
     world.submit("abcd")
     world.answer(0, "a", block=1)
@@ -58,7 +58,7 @@ def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_giv
     assert (world.calls[1].remaining(), world.inputs["c"].holder) == ([], None)
 
 
-def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_out_is_kept() -> None:
+def test_expected_times_of_a_skipped_network_are_kept() -> None:
     world = CoreWorld(cascade())
     with pytest.raises(PlanError, match=r"networks that end at \[3, 6\] cannot follow one of \[2, 6\]"):
         world.core.follow(networks((split(3, 6),), epoch=2, ends=(3, 6)))
@@ -70,7 +70,7 @@ def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_
     assert [each.expected_s for chain in world.core.chains.active for each in chain.stages] == [4.0, 0.0]
 
 
-def test_admission_counts_what_inputs_cost_as_they_came() -> None:
+def test_unanswered_tokens_are_counted_by_lengths_at_arrival() -> None:
     world = CoreWorld(cascade(), slo_s=1.0)
     world.submit("ab", 5, 7)
     for each in world.named("ab"):
@@ -88,7 +88,7 @@ def probing(served_by: PlacedPlan = PRUNES, **rules: float) -> CoreWorld:
     return observing(served_by, shape=OF_NETWORKS, **rules)
 
 
-def test_a_stage_knows_the_networks_that_are_left_out_before_its_own() -> None:
+def test_an_assignment_has_the_skipped_networks_before_its_stage_as_detours() -> None:
     def detours(served_by: PlacedPlan, stage: int = 0) -> list[tuple[int, int]]:
         assignment = list(assignments_of(served_by).values())[stage]
         assert assignment.allowed_splits == (*served_by.plan.stages[stage].splits, *assignment.detours)
@@ -102,7 +102,7 @@ def test_a_stage_knows_the_networks_that_are_left_out_before_its_own() -> None:
     assert [detours(two, stage) for stage in (0, 1)] == [[], [(2, 4)]]
 
 
-def test_a_probe_enters_every_network_also_those_that_the_plan_leaves_out_and_its_whole_text_the_last_once() -> None:
+def test_a_probe_enters_every_network_even_those_that_the_plan_skips() -> None:
     whole_text = "0 send 3: a to first for block 4 of network 2"
     for prunes, more in ((None, ()), (1, (whole_text,))):
         world = probing(networks((FIRST, LAST), ends=THREE, prunes=prunes))
@@ -140,7 +140,7 @@ def see_whole(world: CoreWorld, letters: str, label: int) -> None:
     world.do(world.core.answer(world.calls[2], wholes, END, world.now_s, [None] * len(wholes)))
 
 
-def test_answers_to_texts_that_lost_words_are_compared_with_the_full_models_to_whole_ones() -> None:
+def test_answers_to_pruned_texts_are_compared_with_answers_to_whole_texts() -> None:
     world = probing()
     cross(world)
     assert world.log == [
@@ -168,7 +168,7 @@ def test_answers_to_texts_that_lost_words_are_compared_with_the_full_models_to_w
 
 
 @pytest.mark.parametrize("call", [1, 2], ids=["without the words", "whole"])
-def test_where_one_of_both_is_lost_nothing_is_recorded(call: int) -> None:
+def test_if_a_probe_or_its_unpruned_copy_is_lost_nothing_is_recorded(call: int) -> None:
     world = probing()
     cross(world, "a")
     world.do(world.core.lose(world.calls[call], world.calls[call].inputs, DeadlineError("no time left"), 0.0))
@@ -178,7 +178,7 @@ def test_where_one_of_both_is_lost_nothing_is_recorded(call: int) -> None:
     assert (world.observed(), world.core.counts.drops) == (None, {})
 
 
-def test_a_whole_text_that_fails_or_hangs_costs_its_caller_nothing() -> None:
+def test_an_unpruned_copy_that_fails_or_hangs_does_not_affect_the_request() -> None:
     failing, hanging = probing(), probing()
     for world in failing, hanging:
         cross(world, "b", early="")

@@ -14,7 +14,7 @@ PATIENCE = PolicySpec(name="patience", patience=2)
 
 
 @pytest.mark.parametrize("is_probe", [True, False], ids=["probe", "stays"])
-def test_an_answered_input_goes_on_to_the_end_and_its_caller_has_the_early_answer(is_probe: bool) -> None:
+def test_an_answered_input_that_stays_runs_to_the_end(is_probe: bool) -> None:
     world = observing() if is_probe else staying()
     world.now_s = 2.0
     world.submit("ab")
@@ -45,7 +45,7 @@ def test_an_answered_input_goes_on_to_the_end_and_its_caller_has_the_early_answe
     assert (world.core.num_unanswered, world.core.oldest_epoch) == (0, 1)
 
 
-def test_early_answers_make_no_room_for_the_next_call_until_inputs_leave() -> None:
+def test_early_answers_do_not_make_room_for_another_call() -> None:
     world = observing(calls_per_replica=1)
     world.submit("a")
     world.submit("b")
@@ -56,7 +56,7 @@ def test_early_answers_make_no_room_for_the_next_call_until_inputs_leave() -> No
     assert world.log[2:] == ["0 send 1: (a) to second for block 2", "0 send 2: b to first for block 0"]
 
 
-def test_answered_probes_whose_end_will_not_be_seen_are_not_sent_on() -> None:
+def test_answered_probes_that_are_no_longer_observed_are_not_sent_on() -> None:
     world = observing()
     world.submit("a")
     world.answer_early(0, "a", block=1)
@@ -66,7 +66,7 @@ def test_answered_probes_whose_end_will_not_be_seen_are_not_sent_on() -> None:
     assert world.log[2:] == ["11.1 send 1: bcde to first for block 0"]
 
 
-def test_inputs_of_a_call_that_failed_are_not_recorded_so_the_records_do_not_lean_to_hard_inputs() -> None:
+def test_retried_inputs_are_not_recorded_because_they_are_biased() -> None:
     world = staying()
     world.submit("ab")
     world.see(0, "ab", 1)
@@ -84,7 +84,7 @@ def test_inputs_of_a_call_that_failed_are_not_recorded_so_the_records_do_not_lea
 
 
 @pytest.mark.parametrize(("rules", "goes_on"), [({"shape": None}, True), ({}, False)], ids=["no shape", "entropy"])
-def test_under_a_policy_without_scores_inputs_stay_where_nothing_is_recorded(
+def test_under_a_policy_without_scores_inputs_go_on_only_if_nothing_is_observed(
     rules: dict[str, None], goes_on: bool
 ) -> None:
     world = staying(observed_plan(PATIENCE, after="stay"), **rules)
@@ -94,7 +94,7 @@ def test_under_a_policy_without_scores_inputs_stay_where_nothing_is_recorded(
     assert (len(world.calls) == 2) is goes_on
 
 
-def test_inputs_that_stayed_do_not_go_on_under_a_plan_that_stops() -> None:
+def test_answered_inputs_do_not_go_on_under_a_plan_that_stops() -> None:
     world = staying()
     world.submit("a")
     world.answer_early(0, "a", block=1)
@@ -106,7 +106,7 @@ def test_inputs_that_stayed_do_not_go_on_under_a_plan_that_stops() -> None:
 # Sequences
 
 
-def test_every_token_of_a_probe_runs_to_the_end_whose_answer_alone_its_caller_gets() -> None:
+def test_callers_of_probe_sequences_get_only_the_full_models_tokens() -> None:
     world = observing()
     world.begin("x", "a")
     world.do(())
@@ -137,7 +137,7 @@ def test_every_token_of_a_probe_runs_to_the_end_whose_answer_alone_its_caller_ge
 
 
 @pytest.mark.parametrize("was", [True, False])
-def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
+def test_a_restarted_sequence_keeps_its_draw_as_a_probe(was: bool) -> None:
     world = observing(probe_share=0.5)
     for name, letter in zip("uvwxyz", "abcdef", strict=True):
         world.placements[name] = KVPlacement(len(world.placements) + 1, is_retry=True, is_probe=was)
@@ -146,7 +146,7 @@ def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
     assert {call.probe for call in world.calls} == {was}
 
 
-def test_of_the_parts_of_a_prompt_the_last_alone_is_recorded_and_a_lost_one_is_not() -> None:
+def test_only_the_last_chunk_of_a_prompt_is_recorded() -> None:
     world = observing()
     world.begin("x", "a")
     world.placements["x"].yields_token = False

@@ -77,7 +77,7 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
         pytest.param(0, (0, 2), math.nan, id="a-score-that-is-no-number"),
     ],
 )
-def test_probes_that_contradict_themselves_are_left_out(exit_block: int, blocks: tuple[int, ...], score: float) -> None:
+def test_inconsistent_probes_are_not_reported(exit_block: int, blocks: tuple[int, ...], score: float) -> None:
     probe = flight(1)
     book = begun(probe)
     book.answered(probe, exit_block, BOTH)
@@ -92,7 +92,7 @@ def test_probes_that_contradict_themselves_are_left_out(exit_block: int, blocks:
         pytest.param(frozenset({2}), None, id="neither-plan"),
     ],
 )
-def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer(
+def test_an_exit_at_a_newly_active_ramp_counts_for_the_current_plan(
     active_now: frozenset[int], active: list[bool] | None
 ) -> None:
     probe = flight(1)
@@ -103,14 +103,14 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
     assert (None if observations is None else observations.active_NR[0].tolist()) == active
 
 
-def test_no_more_probes_begin_than_there_is_room_for() -> None:
+def test_the_number_of_open_observations_is_limited() -> None:
     book = ExitObservations(SHAPE, label_loss, most_open=2)
     assert book.begin([flight(1)], plan(), "probe", 2.0)
     assert not book.begin([flight(2), flight(3)], plan(), "probe", 2.0)
     assert book.begin([flight(4)], plan(), "probe", 2.0)
 
 
-def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_at_confidence() -> None:
+def test_only_policies_with_the_same_score_can_be_observed() -> None:
     entropy, confidence = (ExitObservations(replace(SHAPE, score=score), label_loss) for score in SCORES)
     policies = [
         PolicySpec(name="entropy", thresholds=0.5),
@@ -123,7 +123,7 @@ def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_
     assert [confidence.can_observe(policy) for policy in policies] == [False, True, True, False, True]
 
 
-def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
+def test_inputs_that_stay_are_observed_at_the_active_ramps_only() -> None:
     inputs = [flight(serial) for serial in range(3)]
     book = begun(*inputs, active={0}, stay=True, watch="stay")
     for each, exit_block in zip(inputs, (0, 3, 0), strict=True):
@@ -140,7 +140,7 @@ def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
     assert book.agreement == 0.5
 
 
-def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
+def test_a_plan_that_stays_observes_all_inputs_and_a_share_of_them_as_probes() -> None:
     book = ExitObservations(SHAPE, label_loss)
     rng = random.Random(1)
 
@@ -156,7 +156,7 @@ def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by
 
 
 @pytest.mark.parametrize("many", [1, 3, 1000])
-def test_whenever_losses_are_computed_the_same_is_handed_over(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_do_not_depend_on_when_losses_are_computed(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "LOSS_BATCH", many)
     monkeypatch.setattr(probes, "MOST_COMPLETE", 5)
     inputs = [flight(serial) for serial in range(7)]
@@ -171,7 +171,7 @@ def test_whenever_losses_are_computed_the_same_is_handed_over(many: int, monkeyp
     assert book.agreement == pytest.approx(1 / 7)
 
 
-def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_function_that_fails_costs_only_observations(caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object) -> FloatArray:
         raise ValueError("a task's own loss fails")
 

@@ -45,7 +45,7 @@ from tests.deployments.ingress.core.core_world import (
 TOKENS = 100
 
 
-def test_inputs_go_through_the_stages_and_are_answered_where_they_leave() -> None:
+def test_inputs_are_answered_at_the_stage_where_they_leave() -> None:
     world = CoreWorld()
     world.submit("ab")
     world.now_s = 1.0
@@ -87,7 +87,7 @@ def test_exits_are_counted_under_all_plans() -> None:
     assert (world.core.counts.exits, world.core.counts.answered, world.core.oldest_epoch) == ({1: 2, 2: 1}, 3, 2)
 
 
-def test_without_a_plan_callers_are_told_why() -> None:
+def test_without_a_plan_requests_are_refused_with_the_reason() -> None:
     world = CoreWorld(calls_per_replica=1)
     world.submit("abcde")
     world.fail(0)
@@ -109,7 +109,7 @@ def test_without_a_plan_callers_are_told_why() -> None:
 # What is left of a deadline for the stages after one
 
 
-def test_what_later_stages_took_is_reserved_for_them_and_what_they_lost_says_nothing() -> None:
+def test_the_mean_time_of_later_stages_is_reserved() -> None:
     world = CoreWorld()
     world.submit("a")
     world.now_s = 2.0
@@ -135,7 +135,7 @@ def test_what_later_stages_took_is_reserved_for_them_and_what_they_lost_says_not
         pytest.param({}, [10.0, 2.5, 3.0], id="without an SLO, of the time that an input has"),
     ],
 )
-def test_a_stage_that_waits_for_a_full_batch_leaves_slack_and_all_while_later_ones_are_unknown(
+def test_a_deferred_stage_reserves_slack_or_everything_while_later_times_are_unknown(
     rules: dict[str, Any], reserved_s: list[float]
 ) -> None:
     world = CoreWorld(plan(dispatch="deferred"), slack=0.25, **rules)
@@ -151,7 +151,7 @@ def test_a_stage_that_waits_for_a_full_batch_leaves_slack_and_all_while_later_on
 # Again, and at the deadline
 
 
-def test_an_input_that_stages_keep_failing_is_told_so_and_a_fresh_batch_mate_outlives_it() -> None:
+def test_an_input_fails_after_its_own_number_of_attempts() -> None:
     world = CoreWorld(max_attempts=2, calls_per_replica=1)
     world.submit("a")
     world.submit("b")
@@ -183,7 +183,7 @@ def test_a_call_that_hangs_is_aborted_after_the_last_deadline_of_its_inputs() ->
     assert world.core.wake_s == math.inf
 
 
-def test_an_input_that_is_given_up_before_its_next_attempt_leaves_no_timer() -> None:
+def test_an_input_that_is_cancelled_before_its_retry_leaves_no_timer() -> None:
     world = CoreWorld()
     world.submit("a")
     world.fail(0)
@@ -213,7 +213,7 @@ def test_an_input_that_a_reply_names_twice_has_one_outcome() -> None:
 
 
 @pytest.mark.parametrize("block", [-1, 4, 99])
-def test_a_block_that_the_model_does_not_have_is_refused_and_changes_nothing(block: int) -> None:
+def test_a_reply_with_an_unknown_block_changes_nothing(block: int) -> None:
     world = CoreWorld()
     world.submit("ab")
     for reply in (world.answer, world.answer_early, world.go_on):
@@ -225,7 +225,7 @@ def test_a_block_that_the_model_does_not_have_is_refused_and_changes_nothing(blo
 # Admission
 
 
-def test_too_many_inputs_are_refused_whole_and_told_how_long_the_oldest_has_waited() -> None:
+def test_the_retry_after_of_a_full_ingress_is_the_longest_wait() -> None:
     world = CoreWorld(max_queued=40, calls_per_replica=1)
     world.submit("AB", deadline_s=9999.0)
     world.submit(string.printable[:36], deadline_s=9999.0)
@@ -243,7 +243,7 @@ def test_too_many_inputs_are_refused_whole_and_told_how_long_the_oldest_has_wait
         world.submit("v")
 
 
-def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_time() -> None:
+def test_a_request_that_would_be_late_is_refused_until_it_would_be_in_time() -> None:
     world = CoreWorld(slo_s=1.0)
     world.submit("abcd")
     world.lose(0, "abcd", DeadlineError("late"))  # an answer would take more than the 10 s
@@ -267,7 +267,7 @@ def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_ti
 # Tokens: a batch is four inputs or a hundred tokens
 
 
-def test_a_long_request_is_refused_by_its_own_tokens_and_the_short_one_behind_it_is_not() -> None:
+def test_a_long_request_is_refused_by_its_tokens_but_not_the_short_one_behind_it() -> None:
     predicted = {"rate_per_s": 10.0, "tokens_per_input": 50.0}  # a second has room for 350 tokens
     world = CoreWorld(plan(tokens=TOKENS, predicted=predicted), slo_s=1.0, calls_per_replica=9)
     world.submit("a", 250, deadline_s=1.0)
@@ -295,7 +295,7 @@ def test_a_long_input_goes_to_a_chain_that_has_room_for_its_tokens() -> None:
         world.submit("d", 300, deadline_s=1.0)
 
 
-def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_not_by_number() -> None:
+def test_each_plan_forms_batches_of_waiting_inputs_in_its_own_unit() -> None:
     world = CoreWorld(plan(), calls_per_replica=1)
     world.submit("a", 10)
     world.submit("bcdefghi", *[40] * 8)
@@ -306,7 +306,7 @@ def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_no
     assert [words.split()[3] for words in world.log if "send" in words] == ["a", "bc", "defg"]
 
 
-def test_how_long_the_oldest_have_waited_is_reported_by_length() -> None:
+def test_the_longest_wait_is_reported_by_length() -> None:
     world = CoreWorld(plan(tokens=TOKENS), calls_per_replica=1)
     world.submit("a", 1)
     for second, length in enumerate((3, 4, 90, 65, 1)):
@@ -343,7 +343,7 @@ def test_under_a_low_limit_a_second_replica_gets_inputs_before_a_batch_is_full()
     assert chosen == [(False, Up("r0")), (True, Up("r1"))]
 
 
-def test_a_replica_is_sent_what_it_can_begin_beside_a_full_batch() -> None:
+def test_calls_are_sent_for_the_second_batch_of_a_replica() -> None:
     def sizes(below: int | None, dispatch: Dispatch) -> str:
         world = CoreWorld(placed(stage(split(0, 4, overlap_below=below)), dispatch=dispatch))
         for letter in "abcdefghijklmnop":
@@ -358,7 +358,7 @@ def test_a_replica_is_sent_what_it_can_begin_beside_a_full_batch() -> None:
 # Several chains
 
 
-def test_inputs_are_divided_between_the_chains_and_stay_in_theirs() -> None:
+def test_inputs_are_divided_between_the_chains_by_their_shares() -> None:
     world = CoreWorld(side_by_side(), calls_per_replica=1)
     for letter in "abcdef":  # c is of the second chain; the first waits for what came of a
         world.submit(letter)
@@ -378,7 +378,7 @@ def test_inputs_are_divided_between_the_chains_and_stay_in_theirs() -> None:
     ]
 
 
-def test_every_chain_admits_by_its_share_of_the_rate_and_a_request_is_refused_whole() -> None:
+def test_every_chain_admits_its_share_of_the_rate() -> None:
     world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 0.7 * 12 = 8.4 and 0.7 * 4 = 2.8 inputs inside
     world.core.check(1, 1.0, 0.0, num_coming=9)  # a quarter of these will be of the other chain
     world.submit("abcdefghijkl", deadline_s=1.0)
@@ -395,7 +395,7 @@ def test_every_chain_admits_by_its_share_of_the_rate_and_a_request_is_refused_wh
     assert world.core.counts.drops == {"admission": 1 + 8}
 
 
-def test_a_full_chain_is_passed_over_only_as_long_as_it_is_full() -> None:
+def test_a_full_chain_is_skipped_only_while_it_is_full() -> None:
     world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 8.4 and 2.8 inputs inside
     world.submit("abcdefgh", deadline_s=1.0)  # c and g are of the second chain
     world.answer(0, "abde")
@@ -406,7 +406,7 @@ def test_a_full_chain_is_passed_over_only_as_long_as_it_is_full() -> None:
     assert [world.core.chains.active.index(each.chain) for each in world.named("ijklmn")] == [0, 0, 0, 0, 0, 1]
 
 
-def test_a_chain_without_replicas_gets_no_inputs_and_those_that_wait_leave_it() -> None:
+def test_inputs_of_a_chain_without_replicas_move_to_other_chains() -> None:
     world = CoreWorld(side_by_side(rate_per_s=32.0), slo_s=1.0)  # 16.8 and 5.6 inputs inside
     slots = "split-cpu-0", "split-cpu-1", "split-cpu-2"
     world.set_up(*slots)
@@ -431,7 +431,7 @@ def test_a_chain_without_replicas_gets_no_inputs_and_those_that_wait_leave_it() 
     assert of_chains == [0, 0, 0, 0, *[0, 0, 1, 0] * 2]  # with all replicas, or with none, by the plan's shares
 
 
-def test_chains_of_a_plan_in_another_order_keep_their_limits_and_their_inputs() -> None:
+def test_a_plan_with_its_chains_in_another_order_keeps_their_limits_and_inputs() -> None:
     large, small = stage(split(0, 4), device="V100"), stage(split(0, 4))
     world = CoreWorld(placed(large, small, shares=(0.9, 0.1), predicted={"rate_per_s": 100.0}), slo_s=1.0)
 
@@ -448,7 +448,7 @@ def test_chains_of_a_plan_in_another_order_keep_their_limits_and_their_inputs() 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-def test_metrics_are_by_chain_and_zero_for_a_chain_that_the_plan_no_longer_has() -> None:
+def test_metrics_of_a_chain_that_the_plan_no_longer_has_are_zero() -> None:
     from deployments.ingress_deployment import IngressMetrics
 
     world = CoreWorld(side_by_side(rate_per_s=100.0), slo_s=1.0)
@@ -471,7 +471,7 @@ def test_metrics_are_by_chain_and_zero_for_a_chain_that_the_plan_no_longer_has()
 # Sequences
 
 
-def test_a_plan_with_the_same_replicas_and_blocks_leaves_sequences_where_they_are() -> None:
+def test_sequences_stay_on_their_replicas_under_a_plan_with_the_same_layout() -> None:
     """Sequence x is at r1 of both stages, y at r1 of the first and r2 of the second."""
     world = CoreWorld(plan(replicas=2))
     world.begin("x", "a")
@@ -496,7 +496,7 @@ def test_a_plan_with_the_same_replicas_and_blocks_leaves_sequences_where_they_ar
         world.step("x", "e")
 
 
-def test_steps_under_way_are_lost_if_the_new_plan_runs_their_next_block_elsewhere() -> None:
+def test_running_steps_are_lost_if_the_new_plan_runs_their_next_block_elsewhere() -> None:
     world = CoreWorld()
     world.begin("x", "a")
     world.do(())
@@ -506,7 +506,7 @@ def test_steps_under_way_are_lost_if_the_new_plan_runs_their_next_block_elsewher
     assert (world.core.num_unanswered, world.core.oldest_epoch) == (0, 2)
 
 
-def test_sequences_that_run_are_never_refused_for_room_and_new_ones_are() -> None:
+def test_a_full_ingress_refuses_only_new_sequences() -> None:
     world = CoreWorld(max_queued=1)
     world.begin("x", "a")
     world.do(())
@@ -543,7 +543,7 @@ def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere()
     assert [each.chain.layout for each in world.named("ef")] == [world.placements[name].layout for name in "yz"]
 
 
-def test_numbers_of_two_ingresses_differ_and_have_62_bits() -> None:
+def test_sequence_numbers_of_two_ingresses_differ() -> None:
     several = [sequence_numbers(random.Random(seed)) for seed in range(3)]
     numbers = [next(each) for each in several for _ in range(4)]
     assert len(set(numbers)) == len(numbers)

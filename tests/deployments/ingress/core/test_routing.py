@@ -57,7 +57,7 @@ FILLED = {
 """The same where replicas share processors, and are filled one after the other."""
 
 
-def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -> None:
+def test_replicas_are_ranked_by_the_start_and_the_fill_of_the_next_batch() -> None:
     for cases, fills in ((RANKED, False), (FILLED, True)):
         for name, (loads, weight, order) in cases.items():
             assert ranked(loads, weight, BATCH, fills=fills) == order, name
@@ -98,13 +98,11 @@ def test_under_a_low_limit_of_unanswered_inputs_a_call_is_sent_with_its_share_of
         pytest.param(1, 100_000, MOST_BATCHES * PARTS, id="but-never-many-of-them"),
     ],
 )
-def test_where_tokens_bound_batches_a_piece_weighs_the_parts_of_a_batch_that_it_fills(
-    num_inputs: int, num_tokens: int, weight: int
-) -> None:
+def test_under_a_token_budget_a_call_weighs_its_share_of_a_batch(num_inputs: int, num_tokens: int, weight: int) -> None:
     assert weight_of(Budget(inputs=32, tokens=512), num_inputs, num_tokens) == (weight, PARTS)
 
 
-def test_else_it_weighs_its_inputs_however_long() -> None:
+def test_without_a_token_budget_a_call_weighs_its_inputs() -> None:
     assert weight_of(Budget(inputs=24), 5, 10_000) == (5, 24)
     assert weight_of(Budget(inputs=24, tokens=7), 5, 5) == (5, 7)  # no part is smaller than a token
 
@@ -115,7 +113,7 @@ def test_else_it_weighs_its_inputs_however_long() -> None:
     length=st.integers(1, 500),
     batch=st.sampled_from([1, 2, 4, 8, 16, 32]),
 )
-def test_where_all_inputs_are_as_long_tokens_rank_replicas_as_inputs_do(
+def test_tokens_and_inputs_rank_replicas_equally_if_all_inputs_are_equally_long(
     loads: list[int], weight: int, length: int, batch: int
 ) -> None:
     budget = Budget(inputs=batch, tokens=batch * length)
@@ -134,7 +132,7 @@ WHAT = st.sampled_from(["send", "send", "send", "end", "offer"])
     fills=st.booleans(),
     steps=st.lists(st.tuples(WHAT, st.integers(0, 10**6), st.integers(1, 9), st.sampled_from([1, 3, 8])), max_size=120),
 )
-def test_a_call_goes_to_the_first_of_the_ranking_which_begins_at_the_phase(
+def test_calls_go_to_the_best_replica_from_the_phase_on(
     num_replicas: int, phase: float, fills: bool, steps: list[tuple[str, int, int, int]]
 ) -> None:
     stage, calls = StageReplicas[Up](phase), list[tuple[ReplicaLoad[Up], int]]()
@@ -154,7 +152,7 @@ def test_a_call_goes_to_the_first_of_the_ranking_which_begins_at_the_phase(
             stage.set_replicas(offered)
 
 
-def test_a_replica_that_starts_during_a_change_gets_the_stages_of_both_plans_the_coming_ones_first() -> None:
+def test_a_replica_that_starts_during_a_change_prepares_the_stages_of_the_new_plan_first() -> None:
     def stage(device: str, first: int, end: int) -> Stage:
         return Stage(device=device, replicas=1, splits=(Split(first=first, end=end, batch=4),))
 

@@ -86,7 +86,7 @@ def test_every_chart_has_its_figures_as_a_table(browser: Browser) -> None:
         assert page.findings() == []
 
 
-def test_marks_are_reached_by_keyboard_and_keep_the_focus_while_figures_change(browser: Browser) -> None:
+def test_marks_keep_the_keyboard_focus_while_figures_change(browser: Browser) -> None:
     with looked_at(browser, FakeService()) as page:
         page.wait_for_updates(2)
         page.page.locator("#survival .hit[tabindex='0']").focus()

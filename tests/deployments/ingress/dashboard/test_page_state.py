@@ -86,7 +86,7 @@ def test_percentiles_are_the_upper_ends_of_the_buckets_that_were_added() -> None
     assert [now["p50_s"], now["p90_s"], now["p99_s"]] == [BUCKET**-59, BUCKET**-39, BUCKET**-19]
 
 
-def test_exits_are_those_of_the_present_plan_and_may_be_at_ramps_that_it_does_not_have() -> None:
+def test_answers_may_be_at_ramps_that_the_current_plan_does_not_have() -> None:
     looks = [
         snapshot(1.0, ingress(answered=50, exits={0: 50})),
         snapshot(2.0, ingress(answered=52, epoch=1, exits={0: 50, 3: 2}), placed=placed(1)),
@@ -189,7 +189,7 @@ def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
     assert [(block["fused"], block["unfused"]) for block in shown] == [(4.0, 4.0), (4.0, 4.0), (3.0, 4.0), (3.0, 4.0)]
 
 
-def test_stages_and_batches_are_those_of_their_chain_which_has_its_share_and_its_load() -> None:
+def test_each_chain_has_its_stages_batches_share_and_load() -> None:
     whole = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=4, batch=2, ramps=(0,)),))
     both = PlacedPlan(plan=replace(placed().plan, stages=(*placed().plan.stages, whole), shares=(0.75, 0.25)))
     loads = ChainLoad(unanswered=3, cost=30, limit=60.0), ChainLoad(unanswered=1, cost=10, limit=20.0)
@@ -317,7 +317,7 @@ async def test_the_controller_is_polled_less_often_and_its_last_report_is_kept()
     assert (state["service"]["controller"], state["described"]["reason"]) == ("silent", "period")
 
 
-async def test_serials_grow_and_rates_start_at_the_second_event_also_if_the_clock_is_set_back() -> None:
+async def test_rates_start_at_the_second_event_also_if_the_clock_is_set_back() -> None:
     scene, states = Scene(), []
     for at_s, answered in ((100.0, 7), (102.0, 17), (3702.0, 17), (50.0, 17), (52.0, 27)):  # the clock is set back
         scene.clock._now_s, scene.ingresses = at_s, [ingress("a", answered=answered)]

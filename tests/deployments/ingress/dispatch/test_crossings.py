@@ -59,7 +59,7 @@ def ids(piece: WirePiece) -> list[int]:
     return [int(each) for each in token_ids]
 
 
-async def test_survivors_are_encoded_anew_and_bring_their_policys_states(tmp_path: Path) -> None:
+async def test_survivors_that_cross_are_encoded_again_and_keep_their_policy_state(tmp_path: Path) -> None:
     scene = ChainScene(chained(tmp_path))
     flights = scene.submit_texts("ab", "b", "c")
     await turns()
@@ -91,7 +91,7 @@ class Moody(ChainCodec):
         return super().encoded(rows, network, truncate=truncate)
 
 
-async def test_an_input_that_the_next_codec_fails_on_costs_its_mates_nothing(tmp_path: Path) -> None:
+async def test_an_input_that_the_next_codec_refuses_fails_alone(tmp_path: Path) -> None:
     codec = chained(tmp_path)
     codec.__class__ = Moody
     scene = ChainScene(codec)
@@ -110,9 +110,7 @@ async def test_an_input_that_the_next_codec_fails_on_costs_its_mates_nothing(tmp
     assert scene.core.num_unanswered == 0
 
 
-async def test_long_texts_are_encoded_beside_the_event_loop_and_one_that_fails_gets_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_texts_are_encoded_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, begun = asyncio.get_running_loop(), list[tuple[Callable[[], None], asyncio.Future[None]]]()
 
     def aside(_: object, function: Callable[[], None]) -> asyncio.Future[None]:

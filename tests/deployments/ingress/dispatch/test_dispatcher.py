@@ -30,7 +30,7 @@ from tests.exit_records import exit_records
 from tests.model_cards import a_card
 
 
-async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:
+async def test_inputs_that_cannot_be_joined_into_a_batch_fail_alone() -> None:
     scene = Scene()
     scene.submit("abc")
     scene.submit("d", encoded=Encoded(1, (np.zeros((1, 3), dtype=np.int32),)))
@@ -79,7 +79,7 @@ def refuse(flight: PendingInput, outcome: Answer | OfframpError) -> None:
     raise ValueError("its owner takes no outcome")
 
 
-async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_callback_that_fails_does_not_affect_other_inputs(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
     scene.dispatcher.submit([("x", TWO_TOKENS)], 10.0, refuse, request_id="request-1")
     call = await scene.sent("ab")
@@ -95,7 +95,7 @@ async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pyte
     assert "the callback for an input of request-1 failed" in caplog.text
 
 
-async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing() -> None:
+async def test_answers_of_a_malformed_part_are_delivered() -> None:
     scene = Scene()
     call = await scene.sent("abc")
     piece = survivors([call.id_of("b")], 99)
@@ -108,7 +108,7 @@ async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing(
     assert (scene.answered, scene.core.num_unanswered) == ("abc", 0)
 
 
-async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
+async def test_a_call_that_cannot_be_sent_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = Scene()
@@ -131,7 +131,7 @@ async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
     assert scene.stages[0].names == ["ab", "c"]
 
 
-async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_timer_is_set_again_after_its_handler_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, timers_s = Scene(), list[float]()
     monkeypatch.setattr(scene.dispatcher, "set_timer", timers_s.append)
     right, failures = scene.core.wake, [ValueError("it does not wake")]
@@ -179,7 +179,7 @@ ENTROPY = PolicySpec(name="entropy", thresholds=0.5)
         pytest.param(PolicySpec(name="patience", patience=2), 0.02, "stop", None, id="no score"),
     ],
 )
-def test_probes_see_the_models_ramps_in_the_policys_unit_where_there_is_one(
+def test_probes_observe_the_models_ramps_with_the_policys_score(
     policy: PolicySpec | None, probe_share: float, after_answer: AfterAnswer, shape: StreamShape | None
 ) -> None:
     wanted = settings(policy, probe_share)
@@ -187,7 +187,7 @@ def test_probes_see_the_models_ramps_in_the_policys_unit_where_there_is_one(
     assert probe_shape(staying, CARD) == shape
 
 
-def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
+def test_probes_under_recorded_exits_observe_the_recorded_score(tmp_path: Path) -> None:
     path = tmp_path / "records.npz"
     exit_records([[0.5]], answers_NE=np.array([[0, 1]]), num_blocks=6, ramps=(1,)).save(path)
     policy = PolicySpec(name="recorded", thresholds=0.5, records=str(path))

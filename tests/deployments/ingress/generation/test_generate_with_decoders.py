@@ -166,7 +166,7 @@ async def all_of(stream: Stream) -> list[tuple[int, int]]:
     return [(said.chosen.token, said.exit) async for said in stream]
 
 
-async def test_streams_say_what_the_model_says_alone_and_leave_nothing_behind(
+async def test_concurrent_streams_generate_the_same_text_as_the_model_alone(
     service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]]
 ) -> None:
     said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
@@ -206,7 +206,7 @@ async def one_dies_in_mid_stream(service: Service, expected: Expected, stage: in
 
 
 @pytest.mark.parametrize("stage", [0, -1])
-async def test_a_replica_that_dies_in_mid_stream_costs_no_token_and_repeats_none(
+async def test_a_stream_whose_replica_dies_has_every_token_once(
     service: Service, expected: Expected, stage: int
 ) -> None:
     await one_dies_in_mid_stream(service, expected, stage)
@@ -222,7 +222,7 @@ def of_sources() -> Expected:
 
 
 @pytest.mark.parametrize("cut", [None, 2, 3])
-async def test_streams_of_an_encoder_decoder_say_what_it_says_alone_also_where_a_replica_dies(
+async def test_streams_of_an_encoder_decoder_survive_the_loss_of_a_replica(
     of_sources: Expected, cut: int | None
 ) -> None:
     """Sources hop whole, and come again where a replica dies."""
@@ -234,7 +234,7 @@ async def test_streams_of_an_encoder_decoder_say_what_it_says_alone_also_where_a
         await one_dies_in_mid_stream(service, of_sources, -1)
 
 
-async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that_has_room(expected: Expected) -> None:
+async def test_a_new_sequence_tries_another_replica_if_the_first_is_full(expected: Expected) -> None:
     sizes = iter((8, NUM_PAGES))
     async with served(plan(), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
         said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
@@ -249,7 +249,7 @@ async def test_a_stream_whose_first_tokens_left_early_waits_for_room_in_the_last
         assert said[:3] == list(expected.values())[:3]  # of the others, some are refused
 
 
-async def test_readers_who_leave_give_their_pages_back_in_mid_batch_too(service: Service, expected: Expected) -> None:
+async def test_pages_are_freed_when_a_caller_disconnects_during_a_batch(service: Service, expected: Expected) -> None:
     streams = [service.begin(prompt) for prompt in expected]
     for stream in streams[:3]:
         await soon(anext(stream))
@@ -268,7 +268,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("settings", "asked", "limit"), LIMITS.values(), ids=LIMITS)
-async def test_a_stream_that_reaches_a_limit_is_cut_there_and_says_which(
+async def test_a_stream_that_reaches_a_time_limit_names_it(
     settings: dict[str, Any], asked: dict[str, float], limit: str
 ) -> None:
     async with served(plan(), **settings) as service:
@@ -290,7 +290,7 @@ async def test_without_a_first_token_within_its_limit_the_request_is_refused() -
             await soon(anext(service.begin((1,))))
 
 
-async def test_what_cannot_be_started_is_refused_before_anything_runs() -> None:
+async def test_invalid_sequences_are_refused_before_anything_runs() -> None:
     async with served(plan(), max_queued=1) as service:
         for prompt, asked, error in (
             ((), {}, InputError),
@@ -311,7 +311,7 @@ async def test_what_cannot_be_started_is_refused_before_anything_runs() -> None:
         assert service.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
 
 
-async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what_was_not_read() -> None:
+async def test_closing_a_stream_early_aborts_its_sequence_once() -> None:
     aborted: list[str] = []
     stream = Stream(1)
     stream.on_abort = lambda: aborted.append("told")

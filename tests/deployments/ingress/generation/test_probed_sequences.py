@@ -74,7 +74,7 @@ def observed(service: Service) -> Observations | None:
     return service.dispatcher.core.report(0.0, 0.0).probes
 
 
-async def test_probes_say_what_the_full_model_says_and_show_what_it_shows_alone(
+async def test_probe_sequences_get_the_full_models_tokens(
     service: Service, alone: dict[tuple[int, ...], Generated]
 ) -> None:
     said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in alone)))
@@ -88,7 +88,7 @@ async def test_probes_say_what_the_full_model_says_and_show_what_it_shows_alone(
     await service.all_free()
 
 
-async def test_probes_leave_others_as_they_are(
+async def test_probes_do_not_change_the_tokens_of_other_sequences(
     service: Service,
     expected: dict[tuple[int, ...], Said],
     alone: dict[tuple[int, ...], Generated],
@@ -105,7 +105,7 @@ async def test_probes_leave_others_as_they_are(
     assert service.service.loop.counts.probes == len(prompts[::2])
 
 
-async def test_a_probe_whose_replica_dies_goes_on_as_one(
+async def test_a_restarted_probe_sequence_remains_a_probe(
     service: Service, alone: dict[tuple[int, ...], Generated]
 ) -> None:
     streams = [service.begin(prompt) for prompt in alone]

@@ -122,7 +122,7 @@ async def slot() -> AsyncIterator[Slot]:
 
 
 @pytest.mark.parametrize("how", ["answered", "refused", "given-up"])
-async def test_a_call_that_has_ended_however_is_no_load(slot: Slot, how: str) -> None:
+async def test_a_call_is_no_load_once_it_has_ended(slot: Slot, how: str) -> None:
     await slot.has("a", "b")
     call, first = await slot.sent("wxyz")  # a full batch
     await slot.taker("x")
@@ -149,7 +149,7 @@ async def test_avoided_replicas_are_left_out_while_there_are_others(slot: Slot) 
 # Coming and going
 
 
-async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewest_full_batches_of_them_are(
+async def test_new_sequences_fill_one_replica_after_the_other(
     slot: Slot,
 ) -> None:
     await slot.has("a", "b")
@@ -269,7 +269,7 @@ async def scene() -> AsyncIterator[Scene]:
     await scene.end()
 
 
-async def test_pauses_between_attempts_double_up_to_the_longest_and_begin_anew_after_a_connection(down: Scene) -> None:
+async def test_pauses_between_connection_attempts_double_until_one_succeeds(down: Scene) -> None:
     assert repr(await down.call().end) == "ConnectionError('no connection to r1')"
     assert [await down.pause_s() for _ in range(6)] == [FIRST_PAUSE_S * 2**k for k in range(5)] + [LONGEST_PAUSE_S]
     assert await soon(down.pauses_s.get()) == LONGEST_PAUSE_S
@@ -281,7 +281,7 @@ async def test_pauses_between_attempts_double_up_to_the_longest_and_begin_anew_a
     assert await soon(down.replica.words.get()) == WORD
 
 
-async def test_what_no_replica_says_ends_the_connection_which_is_tried_again(scene: Scene) -> None:
+async def test_a_malformed_message_ends_the_connection_which_is_then_opened_again(scene: Scene) -> None:
     call = scene.call()
     await soon(scene.replica.asked.get())
     scene.replica.say_noise()
@@ -290,7 +290,7 @@ async def test_what_no_replica_says_ends_the_connection_which_is_tried_again(sce
     assert await soon(scene.replica.words.get()) == WORD
 
 
-async def test_a_call_that_is_refused_or_whose_part_cannot_be_taken_fails_and_others_go_on(scene: Scene) -> None:
+async def test_a_call_that_is_refused_or_whose_reply_is_invalid_fails_alone(scene: Scene) -> None:
     refused, failing, other = scene.call(), scene.call(LookupError("this input is not known")), scene.call()
     asked = [await soon(scene.replica.asked.get()) for _ in range(3)]
     asked[0].refuse("PlanError('no split holds block 2')")
@@ -302,7 +302,7 @@ async def test_a_call_that_is_refused_or_whose_part_cannot_be_taken_fails_and_ot
 
 
 @pytest.mark.parametrize("how", ["died", "given-up"])
-async def test_a_link_that_leaves_finishes_its_calls_and_never_comes_back(scene: Scene, how: str) -> None:
+async def test_a_link_that_is_closed_when_idle_finishes_its_calls(scene: Scene, how: str) -> None:
     call = scene.call()
     await soon(scene.replica.asked.get())
     scene.link.close_when_idle()
@@ -368,7 +368,7 @@ def link_to(reply: Any) -> ControllerLink:
     return link
 
 
-async def test_a_controller_is_asked_by_its_name() -> None:
+async def test_the_controller_is_called_by_its_deployments_name() -> None:
     assert await link_to(placed()).ask_at_startup("current") == placed()
     assert await link_to([placed("r1"), placed()]).ask_at_startup("coming") == [placed("r1"), placed()]
     assert await link_to({"epoch": 1}).ask("describe") == {"epoch": 1}
@@ -376,9 +376,7 @@ async def test_a_controller_is_asked_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("reply", ["never", ConnectionError("died")], ids=["mute", "dead"])
-async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(
-    reply: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_ingress_starts_without_a_controller_that_is_gone(reply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_link, "STARTUP_TIMEOUT_S", 0.01)
     assert await link_to(reply).ask_at_startup("current") is None
 
@@ -395,7 +393,7 @@ class Replicas:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-async def test_answers_arrive_although_another_replica_hangs_or_fails() -> None:
+async def test_a_broadcast_returns_the_answers_of_the_other_replicas_if_one_hangs() -> None:
     handles = DeploymentHandles("offramp")
     handles._handles["ingress"] = Replicas("a", "never", ConnectionError("died"), "b")
     assert await handles.try_broadcast("ingress", "report", timeout_s=0.01) == ["a", None, None, "b"]
@@ -403,7 +401,7 @@ async def test_answers_arrive_although_another_replica_hangs_or_fails() -> None:
         await handles.broadcast("ingress", "follow", timeout_s=0.01)
 
 
-async def test_a_controller_that_is_gone_is_said_to_be() -> None:
+async def test_calls_to_a_controller_that_is_gone_raise_controller_unavailable() -> None:
     for error, words in ((ConnectionError("died"), "died"), (TimeoutError(), "TimeoutError")):
         with pytest.raises(ControllerUnavailableError, match=f"the controller does not answer: {words}"):
             await link_to(error).ask("describe")

@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> World:
 # Orders
 
 
-async def test_a_canary_answers_until_it_ends_and_a_default_answers_what_names_no_version(world: World) -> None:
+async def test_the_default_version_answers_when_a_canary_has_ended(world: World) -> None:
     said = await world.set_canary(share=1.0, compare_share=0.01)
     assert (said.status_code, said.json()["canary"]) == (200, {"version": "2", "share": 1.0, "compare_share": 0.01})
     assert await world.answered_by() == "2"
@@ -239,7 +239,7 @@ async def test_compared_requests_are_sent_to_both_versions_and_answered_by_one(w
     assert (compared["inputs"], compared["agreement"]) == (1, 1.0)
 
 
-async def test_only_the_share_is_compared_and_a_failed_comparison_fails_no_request(world: World) -> None:
+async def test_a_failed_comparison_fails_no_request(world: World) -> None:
     await world.set_canary(share=0.0, compare_share=0.2)
     for each in IDS:
         assert await world.answered_by(each) == "1"

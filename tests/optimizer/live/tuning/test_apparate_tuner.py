@@ -9,7 +9,7 @@ from tests.optimizer.live.tuning.logs import NO_EXITS, changed, lying, mixed, qu
 BOLD = {0: 0.8, 1: 0.8}
 
 
-def test_it_tunes_at_every_period_and_one_wrong_answer_of_sixteen_triggers() -> None:
+def test_apparate_tunes_every_period_and_after_a_wrong_answer() -> None:
     tuner = TUNERS["apparate"](question(budget=0.01))
     tuner.follow(NO_EXITS, 0.0)
     assert tuner.observe(mixed(TUNED_ON - 1, NO_EXITS)) is None

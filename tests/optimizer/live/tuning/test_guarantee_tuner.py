@@ -31,7 +31,7 @@ def test_no_input_leaves_before_a_test_is_passed() -> None:
     assert found.words.startswith("tested on the last 22 inputs: at worst 0.00% is lost, ")
 
 
-def test_after_an_alarm_no_input_leaves_and_only_later_inputs_are_tested() -> None:
+def test_after_an_alarm_only_later_inputs_are_tested() -> None:
     tuner = following(BOLD)
     assert tuner.observe(mixed(100, BOLD)) is None
     assert tuner.state.evidence < 1

@@ -35,7 +35,7 @@ def batches(hard: int, *, wrong: int = 0, thresholds: dict[int, float] = FIRST, 
     return stream(scores, losses, thresholds, first_s=first_s)
 
 
-def test_a_second_slow_batch_moves_the_exit_later_and_low_precision_raises_the_threshold() -> None:
+def test_a_second_slow_batch_moves_the_exit_later() -> None:
     made = tuner()
     assert made.observe(batches(hard=1)) is None
     found = changed(made, batches(hard=2, first_s=100.0))
