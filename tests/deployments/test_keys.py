@@ -90,7 +90,7 @@ def test_settings_that_contradict_themselves_are_refused(fields: dict[str, objec
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-def test_a_histogram_consists_of_a_counter_up_to_each_end() -> None:
+def test_labels_of_the_same_text_are_counted_separately() -> None:
     from deployments.metrics import LazyMetrics
 
     counted: Counter[tuple[str, ...]] = Counter()
@@ -101,6 +101,11 @@ def test_a_histogram_consists_of_a_counter_up_to_each_end() -> None:
         metrics.set_total("offramp_answers", "Answers", small, exit="1", network="11m")
         metrics.set_total("offramp_answers", "Answers", large, exit="11", network="1m")
     assert counted == {("1", "11m"): 6, ("11", "1m"): 4}
+
+
+def test_a_histogram_consists_of_a_counter_up_to_each_end() -> None:
+    from deployments.metrics import LazyMetrics
+
     parts: dict[str, Counter[str]] = {name: Counter() for name in ("bucket", "count", "sum")}
     metrics = LazyMetrics()
     for name, counts in parts.items():

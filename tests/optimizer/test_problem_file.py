@@ -248,9 +248,12 @@ STEPPED = LatencyTable(batches=(1, 2, 4), block_s_NB=np.array([[0.001, 0.002, 0.
 VARIED = plain_problem(survival_N=(1.0,), latency={"V100": STEPPED}, slo=Slo(latency_s=1.0, slack=0.2))
 
 
-def test_an_slo_keeps_its_slack_and_a_batch_limit_devices_that_are_not_there() -> None:
+def test_varied_slos_keep_their_slack() -> None:
     found = variants(VARIED, Axis(name="slo_s", values=(0.025, 0.05)))
     assert [each.slo for each in found] == [Slo(latency_s=0.025, slack=0.2), Slo(latency_s=0.05, slack=0.2)]
+
+
+def test_a_batch_limit_keeps_devices_of_which_there_are_none() -> None:
     nothing = with_t4(("V100", 0))
     assert dict(with_batch_limit(nothing, 4).devices) == dict(nothing.devices)
 

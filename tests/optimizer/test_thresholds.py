@@ -98,10 +98,13 @@ def test_all_inputs_leave_at_a_ramp_that_is_always_right_and_none_at_one_that_is
     assert learn_then_test(records, records, Guarantee()).tested.exit_counts == {0 if agrees else 1: 300}
 
 
-def test_a_path_ends_where_the_tested_inputs_fail() -> None:
+def test_a_misleading_design_yields_no_thresholds() -> None:
     design, tested = (constant(300, confidence=0.9, agrees=agrees) for agrees in (True, False))
     calibration = learn_then_test(design, tested, Guarantee())
     assert (calibration.thresholds, calibration.tested.agreement, calibration.worst_loss) == ({}, 1.0, 0.0)
+
+
+def test_a_path_ends_where_the_test_fails() -> None:
     # 230 inputs may lose none at 1 %: of ascending confidences one is wrong, the 40th from above.
     tested = never_wrong(230)
     losses_NR = np.zeros((230, 1))

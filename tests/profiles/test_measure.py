@@ -174,10 +174,13 @@ def test_warm_up_runs_until_stable_and_is_not_counted(seconds: list[float], coun
     assert timed(FakeRunner({8: seconds}), [8], repeats=3) == [counted]
 
 
-def test_every_round_runs_every_probe_once() -> None:
+def test_warming_up_ends_on_a_machine_that_never_settles() -> None:
     runner = FakeRunner({8: [1.0, 2.0] * 5 + [3.0]})
     assert timed(runner, [8], repeats=1) == [(3.0,)]
     assert len(runner.log) == 10 + 1
+
+
+def test_every_round_runs_every_probe_once() -> None:
     lengths = [1, 2, 3, 4, 5, 6]
     runner = FakeRunner({length: [float(length)] for length in lengths})
     assert timed(runner, lengths, repeats=2) == [(length, length) for length in map(float, lengths)]

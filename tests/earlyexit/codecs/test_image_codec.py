@@ -79,9 +79,12 @@ def reference(pixels: Pixels, size: ImageSize) -> Pixels:
     return np.asarray(image.crop((left, top, left + size.width, top + size.height)))
 
 
-def test_images_are_resized_to_the_exact_size_in_eight_bits() -> None:
+def test_images_are_resized_to_the_exact_size() -> None:
     half = decode(file_of(np.repeat(PHOTO, 2, axis=1)), ImageSize(height=4, width=6, interpolation="box"), "it")
     np.testing.assert_array_equal(half, PHOTO)
+
+
+def test_sixteen_bits_become_eight() -> None:
     grey = np.arange(24, dtype=np.uint16).reshape(4, 6) * 2048 + 255
     np.testing.assert_array_equal(decode(file_of(Image.fromarray(grey)), SMALL, "it")[..., 1], grey >> 8)
 

@@ -194,7 +194,7 @@ def test_a_slow_batch_does_not_keep_its_size_from_being_run_and_measured_again()
     assert (names(choice.dropped), names(choice.batch.members if choice.batch else ())) == ("g", "h")
 
 
-def test_an_unchanged_split_keeps_its_queue() -> None:
+def test_a_forgotten_call_loses_its_members() -> None:
     engine = driver_of(*TWO).engine
     mine, yours = object(), object()
     engine.submit(0, [member("a", origin=mine), member("b", origin=yours), member("c", origin=mine)], 0.0)
@@ -203,6 +203,9 @@ def test_an_unchanged_split_keeps_its_queue() -> None:
     assert engine.forget(mine) == 3
     assert engine.num_waiting == 1
     assert names(chosen(engine).members) == "b"
+
+
+def test_an_unchanged_split_keeps_its_queue() -> None:
     engine = driver_of(*TWO).engine
     engine.submit(0, [member("a"), member("b"), member("c")], 0.0)
     assert engine.choose(0.0).batch is not None

@@ -21,11 +21,14 @@ from tests.earlyexit.families.decoders import decoder, hf_decoder
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
 
 
-def test_measuring_does_not_change_the_number_of_threads(model: Path) -> None:
+def test_a_missing_gpu_is_reported(model: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(InputError, match="device 'V100' needs CUDA, which torch does not find"):
         profile_model(model, ProfileJob(device="V100"))
+
+
+def test_measuring_does_not_change_the_number_of_threads(model: Path) -> None:
     assert profile_model(model, ProfileJob(batches=(1,), repeats=1, threads=2))[0].lengths == (16,), "all it takes"
     assert torch.get_num_threads() == 1
 

@@ -165,11 +165,14 @@ def test_a_collector_that_does_not_answer_delays_the_end_only_shortly(monkeypatc
     answers.set()  # ends the thread
 
 
-def test_spans_go_to_the_path_of_the_endpoint_or_the_default() -> None:
+def test_invalid_tracing_settings_are_refused() -> None:
     wrong = [("endpoint", "collector:4318"), ("endpoint", "http://"), ("ratio", 1.1), ("headers", {})]
     for field, value in wrong:
         with pytest.raises(ValidationError, match=field):
             TracingSettings.model_validate({field: value})
+
+
+def test_spans_go_to_the_path_of_the_endpoint_or_the_default() -> None:
     assert traces_url(None) is None  # the SDK's own
     for endpoint in ("http://collector:4318", "http://collector:4318/"):
         assert traces_url(endpoint) == "http://collector:4318/v1/traces"
