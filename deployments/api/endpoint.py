@@ -217,7 +217,7 @@ def trace_failure(status: int) -> str | None:
 
 
 class InternalError(OfframpError):
-    """A failure of the server that is no error of the tree."""
+    """An unexpected failure of the server, caused by an exception that is no OfframpError."""
 
 
 def failure_of(error: Exception, request_id: str, what: str) -> OfframpError:

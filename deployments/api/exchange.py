@@ -67,7 +67,7 @@ class RequestBodies:
             raise PayloadTooLargeError(f"the {what} is larger than {self.max_bytes} bytes")
 
     def hold(self, num_bytes: int) -> int:
-        """Counts bytes as held, until the caller subtracts them; returns them. Raises OverloadedError."""
+        """Adds to `held_bytes` and returns the number, which the caller subtracts later. Raises OverloadedError."""
         if self.held_bytes + num_bytes > self._max_held_bytes:
             limit = self._max_held_bytes
             raise OverloadedError(f"requests in progress hold {self.held_bytes} bytes; the limit is {limit}")
@@ -138,7 +138,7 @@ class HttpRequest(Request):
         return content
 
     def release(self) -> None:
-        """Ends the holding of the body, because the request is answered."""
+        """Stops counting the body as held, because the request is answered."""
         self._bodies.held_bytes -= self._held_bytes
         self._held_bytes = 0
 

@@ -59,7 +59,7 @@ class LivePage:
     max_connected_s: float = MAX_CONNECTED_S
     viewers: set[object] = field(default_factory=set, init=False)
     _newest: asyncio.Task[bytes | None] | None = field(default=None, init=False)
-    """Returns the newest event. None before the first viewer."""
+    """The task that produces the newest event; None before the first viewer."""
     _newest_s: float = field(default=0.0, init=False)
     """When the newest event was requested."""
     _closed: bool = field(default=False, init=False)
@@ -189,7 +189,7 @@ class StateRoutes:
     """Seconds since 1970."""
     _snapshots: Sequence[Snapshot] = field(default=(), init=False)
     _polled_s: float = field(default=-CONTROLLER_S, init=False)
-    _told: dict[str, Any] = field(default_factory=partial(dict, controller="none", described=None), init=False)
+    _reported: dict[str, Any] = field(default_factory=partial(dict, controller="none", described=None), init=False)
     """The last report of the controller, as fields of a snapshot."""
     _missed: int = field(default=0, init=False)
     _serial: int = field(default=0, init=False)
@@ -244,7 +244,7 @@ class StateRoutes:
             ingresses=ingresses or (),
             replicas=replicas,
             agreement=self.ingress.observations.agreement,
-            **self._told,
+            **self._reported,
         )
         self._snapshots = within([*self._snapshots, snapshot], SHARES_S)
         self._serial += 1
@@ -271,6 +271,6 @@ class StateRoutes:
         try:
             ask = self.controller.ask
             described, history = await asyncio.gather(ask("describe"), ask("history", MAX_CHANGES))
-            self._told = {"controller": "answers", "described": described, "history": history}
+            self._reported = {"controller": "answers", "described": described, "history": history}
         except ControllerUnavailableError:  # the page shows this; a log message would repeat every few seconds
-            self._told["controller"] = "silent"
+            self._reported["controller"] = "silent"

@@ -48,7 +48,7 @@ def last_error(text: str) -> str:
 
 
 def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
-    """Returns how many accelerators of each type the applications of Offramp other than `but` may use.
+    """Returns how many accelerators of each type Offramp's applications except `but` may use.
 
     Raises InputError if the settings of one of them cannot be parsed.
     """

@@ -176,7 +176,7 @@ SPLIT_COUNTS = ("batches", "inputs", "tokens", "fill", "token_fill", "busy_s", "
 BROKEN_AFTER = 20
 """The number of consecutive single-input failures after which the replica is unhealthy (a lost GPU, for example)."""
 HUNG_S = 300.0
-"""How long after the last deadline of its inputs a batch means that the device hangs. Compilations are shorter."""
+"""Seconds after the last deadline of its inputs at which a running batch counts as hung. Compilations are shorter."""
 
 
 class StageHost:

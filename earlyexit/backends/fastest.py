@@ -1,7 +1,7 @@
 """The backend `auto`: torch or ONNX Runtime, whichever computes the first prepared segments faster on this machine.
 
 On processors, ONNX Runtime is chosen unless torch is much faster: one replica can then run two batches at once, because
-ONNX Runtime does not hold Python's lock. That needs less memory than two replicas, and fewer inputs are late.
+ONNX Runtime does not hold the GIL. That needs less memory than two replicas, and fewer inputs are late.
 
 The faster backend depends on the processor, the number of threads and the model's sizes, so it must be measured. The
 measure is the processor time of all threads, which other work on the machine disturbs less than wall-clock time.

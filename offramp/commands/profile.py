@@ -415,7 +415,7 @@ def _fills(rate_per_s: float) -> bool:
 
 
 def _batches_of_replica(rate_per_s: float, backend: BackendName) -> int:
-    """Returns 1 for small models with torch, whose two threads would wait for Python's GIL, else 2."""
+    """Returns 1 for small models with torch, whose two threads would wait for the GIL, else 2."""
     return 1 if backend == "torch" and _fills(rate_per_s) else 2
 
 

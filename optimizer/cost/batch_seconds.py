@@ -57,10 +57,10 @@ def _measured(table: LatencyTable, ramps: Sequence[int], split: Split, block: in
 
 
 def mean_seconds(table: LatencyTable, seconds_B: FloatArray, rows: float, share: float, inputs: float) -> float:
-    """Returns the mean seconds of a run of `rows` rows on average, which a batch skips if its inputs have left.
+    """Returns the mean seconds of a block over all batches, of which some skip it because their inputs have left.
 
-    A batch starts with `inputs` inputs, of which a share remains. Any of them remains with a probability p, and there
-    are rows / p in that case. The result is exact if times are linear in the rows.
+    A batch starts with `inputs` inputs, of which a `share` reaches the block: with a probability p at least one, and
+    then rows / p rows on average, because `rows` is the mean of all batches. Exact if times are linear in the rows.
     """
     probability = 1 - max(0.0, 1 - share) ** inputs
     return probability * float(np.interp(rows / probability, table.batches, seconds_B)) if probability else 0.0

@@ -86,7 +86,7 @@ class Ingresses(FromFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo(FromFile):
-    """The promised worst-case latency, and the share of it that is held in reserve (E3 section 3.1: 20 %)."""
+    """The promised worst-case latency, and the share of it that is held in reserve (in E3, section 4, 20 %)."""
 
     latency_s: Latency
     slack: Slack = 0.2

@@ -199,7 +199,7 @@ class Timers:
 
 
 def _are_over(inputs: Inputs) -> bool:
-    """Whether all inputs have their outcome, and no call holds any of them. Nothing is to be done at their timer."""
+    """Whether the inputs' timer is obsolete: all of them have their outcome, and no call holds any of them."""
     for each in inputs:  # noqa: SIM110 - `all` of a generator is five times slower, and this runs for every request
         if not each.settled or each.holder not in (None, ASIDE):
             return False

@@ -131,7 +131,7 @@ class IngressCore(Unanswered):
             self.refuse(self._no_plan(), len(inputs))
         placement = inputs[0].placement
         layout = None if placement is None else placement.layout
-        if layout is not None:  # later steps take no turns of the chains
+        if layout is not None:  # a later step stays in the chain of its sequence
             own = self.chains.with_layout(layout)
             if own is None:
                 raise lost(OTHER_SLOTS)
@@ -141,7 +141,7 @@ class IngressCore(Unanswered):
                 self.check_room(len(inputs), now_s)
             left_s = inputs[0].deadline_s - now_s
             drawn, late_s = self.chains.draw([each.tokens for each in inputs], left_s, now_s)
-            if late_s > 0 and any(each.admission.counts_tokens for each in drawn):  # otherwise, `check` admits them
+            if late_s > 0 and any(each.admission.counts_tokens for each in drawn):  # others were checked by `check`
                 self.refuse_late(len(inputs), left_s, late_s)
         self.chains.assign(drawn, inputs)
         for chain in drawn:
@@ -205,8 +205,8 @@ class IngressCore(Unanswered):
     ) -> Actions:
         """Sends the awaited inputs of sequences to the replicas that keep their sequences, in one call per replica.
 
-        `before`: the call that they leave for a block, with its output; None: they go to the first block of their
-        chain. Probes have calls of their own. Inputs whose layout the current plan does not have are lost.
+        `before`: the call whose output, the `payload`, they take to `block`; None: they start at the first block of
+        their chain. Probes have calls of their own. Inputs whose layout the current plan does not have are lost.
         """
         holder: object = ASIDE if before is None else before
         groups: dict[tuple[bool, str, ReplicaLoad[Any] | frozenset[str]], tuple[Chain, list[int]]] = {}
@@ -367,7 +367,7 @@ class IngressCore(Unanswered):
         self.observations.forget(removed)
         return removed
 
-    # Later
+    # Timers
 
     def wake(self, now_s: float) -> Actions:
         """Handles the next expired timer, if there is one: a deadline, the timeout of a call, or the end of a pause."""

@@ -220,7 +220,7 @@ class Chain:
         return self._stage_of[block]
 
     def crossing(self, block: int, *, probe: bool) -> int | None:
-        """Returns the network that inputs enter which wait for a block; None if they stay in their network.
+        """Returns the network that inputs waiting for a block enter; None if they stay in their network.
 
         Probes enter every network, whether the plan uses it or not.
         """

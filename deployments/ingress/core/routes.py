@@ -287,7 +287,7 @@ def stage_routes(plan: Plan, assignments: Iterable[Assignment], block_s: Sequenc
 
 
 def crossings_of(plan: Plan) -> dict[int, int]:
-    """Returns, by block, the network that survivors enter which wait for the block.
+    """Returns, by block, the network that survivors waiting for the block enter.
 
     The keys are the first blocks of networks and all blocks of networks that the plan skips. Empty if the model is a
     single network.
