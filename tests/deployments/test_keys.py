@@ -47,7 +47,7 @@ def test_a_malformed_line_is_reported_by_number_and_not_quoted(text: str, messag
     assert "secret" not in str(refusal.value)
 
 
-def test_keys_come_from_a_file_that_not_everybody_may_read(tmp_path: Path) -> None:
+def test_keys_come_from_a_file_that_other_users_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     access = AccessSettings(keys_file=str(path))
     with pytest.raises(InputError, match="keys: No such file or directory"):

@@ -241,7 +241,7 @@ def test_the_interval_of_a_random_walk_widens_with_the_root_of_the_distance() ->
     assert log_width([*rates, np.nan, np.nan, np.nan]) == pytest.approx(2 * log_width(rates))
 
 
-def test_a_forecast_stays_within_the_rates_seen() -> None:
+def test_a_rate_forecast_stays_within_past_rates() -> None:
     rising_W = np.exp(0.3 * np.arange(20))
     found = forecast_rate(np.append(rising_W, [np.nan, np.nan]))
     assert found.method.how.startswith("arima(1,1,")

@@ -172,7 +172,7 @@ def test_an_application_starts_with_the_plans_replicas_and_one_of_each_unused_ty
     ],
     ids=["more than accelerators", "of a type that the problem lacks"],
 )
-def test_a_first_plan_that_cannot_be_is_refused(tmp_path: Path, stages: Sequence[Stage], words: str) -> None:
+def test_a_first_plan_that_does_not_fit_is_refused(tmp_path: Path, stages: Sequence[Stage], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         initial_replicas(settings(tmp_path, plan=plan_document(Plan(stages=tuple(stages)))))
 
@@ -229,7 +229,7 @@ def test_old_rows_are_forgotten(tmp_path: Path) -> None:
     assert [each["epoch"] for each in history.plans(MOST_PLANS + 9)][-1] == 5
 
 
-def test_what_was_written_survives_a_killed_process(tmp_path: Path) -> None:
+def test_history_survives_a_killed_process(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -257,7 +257,7 @@ def test_what_was_written_survives_a_killed_process(tmp_path: Path) -> None:
     ],
     ids=["another application's", "another version's", "something else's", "damaged"],
 )
-def test_a_file_of_another_application_is_refused_and_left_alone(tmp_path: Path, spoil: str, words: str) -> None:
+def test_a_state_file_of_another_application_is_not_changed(tmp_path: Path, spoil: str, words: str) -> None:
     path = tmp_path / "control.db"
     opened(tmp_path).close()
     with closing(sqlite3.connect(path)) as connection:

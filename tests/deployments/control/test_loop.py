@@ -51,7 +51,7 @@ HARD = (10, 90)
 SWITCH = ["prepare 1", "follow 1"]
 
 
-def test_a_latency_without_bound_is_not_predicted() -> None:
+def test_an_infinite_latency_is_not_predicted() -> None:
     plan = Plan(stages=whole(2), predicted={"rate_per_s": 5.0, "latency_s": float("inf")})
     assert describe_plan(PlacedPlan(plan=plan)) == "2 x cpu blocks 0-3"
 
@@ -79,7 +79,7 @@ async def test_starts_at_once_limits_how_many_replicas_start_together(
     assert scene.fleet.log == [*(f"scale cpu to {level}" for level in levels), *SWITCH]
 
 
-async def test_replicas_that_die_together_are_replaced_together(tmp_path: Path) -> None:
+async def test_starting_replicas_are_not_stopped_after_several_deaths(tmp_path: Path) -> None:
     scene = Scene(tmp_path, first=whole(4), settings={"starts_at_once": 1})
     await scene.loop.tick()
     scene.fleet.replicas["cpu"], scene.fleet.is_stuck = 1, True
@@ -87,7 +87,7 @@ async def test_replicas_that_die_together_are_replaced_together(tmp_path: Path) 
     assert scene.fleet.log == ["scale cpu to 4"] * 2, "with a smaller number, starting replicas would stop"
 
 
-async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_path: Path) -> None:
+async def test_a_plan_that_gains_less_than_its_change_costs_is_rejected(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(2, 2))  # 400/s as well
     assert scene.fleet.log == []
     assert scene.said("keep") == [
@@ -486,7 +486,7 @@ async def test_replicas_that_do_not_start_are_requested_once_a_minute(tmp_path: 
     assert scene.fleet.followed.plan.stages == halves(3, 2)
 
 
-async def test_accelerators_on_which_no_replica_starts_are_left_out_for_half_an_hour(tmp_path: Path) -> None:
+async def test_accelerators_without_starting_replicas_are_left_out_for_half_an_hour(tmp_path: Path) -> None:
     def solve_as(asked: PlanProblem) -> Decision:
         return planned(asked, halves(4, 2)) if asked.devices["cpu"].count == 6 else as_many_as_there_are(asked)
 
@@ -581,7 +581,7 @@ async def test_an_alarm_on_a_full_disk_is_applied_once_it_has_room(tmp_path: Pat
     assert (thresholds_of(scene), scene.loop.changes, tuner.observed) == (SAFE, {"alarm": 1}, 300)
 
 
-async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path: Path) -> None:
+async def test_the_controller_plans_although_the_clock_was_set_back(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=whole(4))
     scene.clock = scene.fleet.clock = ManualClock(START_S - 600.0)
     scene.start()
@@ -604,7 +604,9 @@ async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path
     ],
     ids=["thresholds", "ramps", "accelerators", "dispatch"],
 )
-async def test_a_plan_of_other_settings_is_not_taken_up(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+async def test_a_stored_plan_of_other_settings_is_not_restored(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(3, 1))
     assert scene.loop.state.placed.epoch == 1
     for name, value in changes.items():

@@ -154,7 +154,9 @@ def counted(arrived: int, since_s: float, at_s: float) -> Interval:
         pytest.param(6, 24, 0.8, "worth 30 probes", id="enough are believed alone"),
     ],
 )
-def test_few_probes_share_weight_with_what_was_expected(leaving: int, staying: int, survival: float, how: str) -> None:
+def test_few_probes_are_averaged_with_the_expected_survival(
+    leaving: int, staying: int, survival: float, how: str
+) -> None:
     stream = known()
     stream.add_probes(seen(START_S + 5.0, leaving=leaving, staying=staying))
     forecast = stream.forecast(STATE, START_S + 10.0)
@@ -182,7 +184,7 @@ def test_forecasts_use_complete_windows() -> None:
     assert (forecast.num_probes, forecast.how) == (100, "1 windows")
 
 
-def test_what_was_before_a_change_of_the_stream_is_left_out() -> None:
+def test_forecasts_ignore_probes_from_before_a_change_of_the_stream() -> None:
     stream = known()
     stream.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
     changed = replace(STATE, changed_s=START_S + 50.0)
@@ -226,7 +228,7 @@ def test_effective_probes_are_limited_by_inactive_ramps() -> None:
         assert forecast.survival.next_survival[2] < 0.6  # as calibrated: 0.4; of the probes alone: 1
 
 
-def test_inputs_that_stayed_under_all_ramps_are_worth_as_many_probes() -> None:
+def test_inputs_that_stayed_under_all_ramps_count_as_probes() -> None:
     every = replace(
         PLAN, stages=(Stage(device="cpu", replicas=1, splits=(Split(first=0, end=4, batch=4, ramps=RAMPS),)),)
     )
@@ -358,7 +360,7 @@ async def proposed(
     return found
 
 
-async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
+async def test_an_alternative_plan_must_keep_the_promises_of_the_best_one() -> None:
     blamed = (whole(4),)
     planner = FakePlanner(whole(4), halves(4, 1), halves(2, 2))  # five accelerators, of four
     assert (await proposed(planner, blamed=blamed)).stages == halves(2, 2)
@@ -373,7 +375,7 @@ async def test_records_may_prefer_another_plan() -> None:
 
 
 @pytest.mark.parametrize(("start_s", "started"), [(10.0, 1), (60.0, 1), (150.0, 0), (600.0, 0)])
-async def test_of_all_plans_the_best_after_the_cost_of_its_starts_is_chosen(start_s: float, started: int) -> None:
+async def test_the_best_plan_after_the_cost_of_its_starts_is_chosen(start_s: float, started: int) -> None:
     async def solve_exactly(asked: PlanProblem, strategy: Strategy) -> Decision:
         return solve(asked, strategy)
 

@@ -205,7 +205,7 @@ async def test_an_alarm_reaches_an_ingress_that_failed_at_the_next_tick(tmp_path
     assert scene.fleet.log == ["follow 1"]
 
 
-async def test_the_tuner_judges_batches_of_the_plan_that_is_followed_also_if_none_were_measured(tmp_path: Path) -> None:
+async def test_the_tuner_uses_batches_of_the_followed_plan(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     assert tuner.served == [4]
     for batch in (2, 9):  # 4 is the largest that was measured
@@ -281,7 +281,7 @@ async def test_pending_thresholds_are_dropped_by_an_operators_plan(tmp_path: Pat
     assert tuner.followed[told:] == [POLICY.thresholds]
 
 
-async def test_an_alarm_is_not_lost_to_an_operators_plan(tmp_path: Path) -> None:
+async def test_an_operators_plan_does_not_drop_an_alarm(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     scene.inputs(*EASY)
@@ -326,7 +326,7 @@ async def test_thresholds_are_stored_together_with_their_plan(tmp_path: Path, mo
 @pytest.mark.parametrize(
     "changed", [{"tuning": "off"}, {"accuracy_budget": 0.005}, {"accuracy_confidence": 0.99}], ids=repr
 )
-async def test_thresholds_go_back_with_other_settings(tmp_path: Path, changed: dict[str, object]) -> None:
+async def test_other_settings_restore_the_initial_thresholds(tmp_path: Path, changed: dict[str, object]) -> None:
     scene, tuner = await tuned(tmp_path, tuning="guarantee", accuracy_budget=0.01)
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
@@ -344,7 +344,7 @@ async def test_thresholds_go_back_with_other_settings(tmp_path: Path, changed: d
     assert scene.said("restart")[-1].startswith(f"takes up plan {scene.loop.state.placed.epoch} again")
 
 
-async def test_a_plan_that_an_alarm_makes_too_weak_before_it_is_followed_is_left_at_once(tmp_path: Path) -> None:
+async def test_a_coming_plan_that_an_alarm_makes_too_weak_is_given_up_at_once(tmp_path: Path) -> None:
     tuner = ToldTuner()
     scene = await begun(tmp_path, (750, 500), **GROWING | {"best": halves(4, 1)}, make_tuner=lambda _: tuner)
     scene.fleet.is_stuck = True

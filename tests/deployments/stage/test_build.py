@@ -149,7 +149,7 @@ def test_without_ramps_in_its_plan_an_application_begins_with_its_controllers_po
         runner_of(settings_of(folder, plan=plan))
 
 
-def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folder: Path) -> None:
+def test_warming_an_emulated_device_takes_the_times_of_the_profile(folder: Path) -> None:
     slept: list[float] = []
     settings = settings_of(folder)
     runner = build_runner(settings, V100, clock=ManualClock(), sleep=slept.append)
@@ -162,7 +162,7 @@ def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folde
 
 
 @pytest.mark.parametrize("device", [V100, A100], ids=["recorded", "computed"])
-def test_warming_an_emulated_device_teaches_what_inputs_without_tokens_take_by_their_number(
+def test_warming_an_emulated_device_learns_times_of_inputs_without_tokens(
     folder: Path, tmp_path: Path, device: str
 ) -> None:
     without = shutil.copytree(folder, tmp_path / "model")
@@ -189,7 +189,7 @@ class SteppingClock:
         return float(self._looks)
 
 
-def test_warming_a_real_device_teaches_how_long_its_splits_take(folder: Path) -> None:
+def test_warming_a_real_device_measures_its_splits(folder: Path) -> None:
     settings = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
     clock = SteppingClock()
     runner = build_runner(settings, "cpu", clock=clock)
@@ -313,7 +313,7 @@ def test_a_replica_of_a_decoder_warms_up_and_reports_its_free_pages(model: Early
     assert kept.num_pages == 6
 
 
-def test_without_a_setting_the_free_memory_decides_how_many_tokens_are_kept() -> None:
+def test_by_default_free_memory_limits_the_kept_tokens() -> None:
     assert tokens_that_fit(10_000, 100, 1000, on_gpu=True) == 80
     assert tokens_that_fit(10_000, 100, 1000, on_gpu=False) == 25
     assert tokens_that_fit(1 << 40, 1 << 20, 1 << 40, on_gpu=False) == 4 << 10

@@ -160,7 +160,7 @@ async def test_a_replica_follows_plans_with_and_without_token_budgets(replica: R
     assert counted == [(3, 21, 21 / 24), (1, 21, None), (3, 21, 21 / 24)]
 
 
-async def test_thresholds_come_with_the_plan(replica: Replica) -> None:
+async def test_replicas_take_thresholds_from_the_plan(replica: Replica) -> None:
     assert await replica.told("abcd", replica.assignment(1, FIRST, LAST)) == ("abcd", "")
     [*_, last] = await replica.call("ab", replica.assignment(2, FIRST, LAST, threshold=2.0))
     assert [answer.exit for answer, _ in last.answers] == [3, 3]
@@ -259,7 +259,7 @@ async def test_a_report_counts_batches_without_probes(replica: Replica) -> None:
     assert [(each.size, each.batches) for each in report.times] == [(4, 1), (2, 1)]
 
 
-async def test_a_traced_input_whose_batch_fails_has_run_in_that_batch_and_alone(settings: ServeSettings) -> None:
+async def test_a_traced_input_whose_batch_fails_shows_both_runs(settings: ServeSettings) -> None:
     class FailsTogether(RecordedRunner):
         def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
             if len(batch.members) > 1:

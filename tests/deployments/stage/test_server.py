@@ -177,7 +177,7 @@ async def silent_caller(scene: Scene) -> Caller:
     return caller
 
 
-async def test_connections_without_the_token_are_few_and_end_soon(
+async def test_the_number_of_connections_without_the_token_is_limited(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = await scene.caller()
@@ -206,7 +206,7 @@ def unheard(chunk: Chunk) -> None:
     [("same", HIDDEN.numpy()), ("float16", np.array([[0.1], [65504.0]], dtype=np.float16))],
     ids=["same", "float16"],
 )
-def test_hidden_states_go_on_in_the_type_of_hops(
+def test_hidden_states_are_sent_in_the_hop_dtype(
     hop_dtype: HopDtype, expected: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 ) -> None:
     piece = Piece(

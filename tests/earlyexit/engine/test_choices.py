@@ -94,7 +94,7 @@ DEFERRED: dict[str, tuple[Sequence[Split], str, str]] = {
 
 @pytest.mark.parametrize("dispatch", ["work-conserving", "filling"])
 @pytest.mark.parametrize(("splits", "events", "log"), WORK_CONSERVING.values(), ids=WORK_CONSERVING)
-def test_a_device_that_is_free_takes_a_full_batch_or_the_most_urgent_one(
+def test_a_free_device_runs_a_full_batch_or_the_most_urgent_one(
     splits: Sequence[Split], events: str, log: str, dispatch: Dispatch
 ) -> None:
     assert driver_of(*splits, dispatch=dispatch).play(events) == log
@@ -173,7 +173,7 @@ def test_a_split_is_tried_again_if_its_times_drop_every_input() -> None:
     assert (firsts.count(0), firsts.count(2)) == (98, 98 - 7)  # 2 * 0.9 ** 7 is 0.96
 
 
-def test_inputs_that_came_too_late_say_nothing_about_the_times() -> None:
+def test_inputs_that_arrive_too_late_do_not_change_the_trust_in_times() -> None:
     engine = Engine(splits_of(0, 2, batch=1), ObservedTimes())
     for name, deadline_s, seconds in (("a", 9.0, 1.0), ("too late", -1.0, 0.0), ("c", 9.0, 6.0)):
         engine.submit(0, [member(name, deadline_s=deadline_s)], 0.0)

@@ -384,7 +384,7 @@ def stream(tmp_path: Path) -> Path:
     return written(tmp_path / "problem.yaml", OF_SEQUENCES)
 
 
-def test_sequences_have_the_lengths_of_their_trace_in_turn(stream: Path, capsys: Captured) -> None:
+def test_simulated_sequences_have_the_lengths_of_their_trace_in_order(stream: Path, capsys: Captured) -> None:
     found = printed(capsys, "simulate", stream, *ONE_BY_ONE)
     simulated = found["simulated"]
     assert (simulated["sequences"], simulated["whole"], simulated["in_slo"], simulated["refused"]) == (20, 20, 20, 0)

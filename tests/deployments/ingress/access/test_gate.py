@@ -114,7 +114,7 @@ async def test_health_checks_are_not_rate_limited(backend: FakeBackend) -> None:
         assert [(await client.get("/v2")).status_code for _ in range(2)] == [200, 429]
 
 
-def test_settings_without_keys_and_rates_make_no_gate() -> None:
+def test_without_keys_and_rates_there_is_no_gate() -> None:
     assert build_gate(None, ManualClock(), 1) is None
     assert build_gate(AccessSettings(cors_origins=(HERE,)), ManualClock(), 1) is None
     limited = build_gate(AccessSettings(rate_per_s=1.0), ManualClock(), 2)

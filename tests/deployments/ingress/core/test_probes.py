@@ -53,7 +53,7 @@ def finish(book: ExitObservations, each: Probed, *, exit_block: int = 3) -> None
     book.observe([seen(each, block) for block in (0, 2, 3)])
 
 
-def test_answers_may_be_anything_that_has_a_loss() -> None:
+def test_answers_of_any_shape_have_losses() -> None:
     def wrong_pixels(early: ValueArray, full: ValueArray) -> FloatArray:
         return np.asarray((early != full).mean((1, 2)), dtype=np.float64)
 

@@ -54,7 +54,7 @@ async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     assert scene.dispatcher.hops_s == {"split-cpu-0": [0.25, 1.25]}  # 0.25 s in the queue, 0.5 s computing
 
 
-async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_left() -> None:
+async def test_a_cancelled_survivor_is_sent_with_its_batch_and_dropped_by_the_stage() -> None:
     scene = Scene()
     flights = scene.submit("ab")
     await turns()
@@ -194,7 +194,7 @@ def test_probes_under_recorded_exits_observe_the_recorded_score(tmp_path: Path) 
     assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))
 
 
-def test_inputs_may_only_stay_under_a_policy_by_which_they_can_be_recorded() -> None:
+def test_inputs_can_stay_only_under_a_policy_with_scores() -> None:
     patient = settings(PolicySpec(name="patience", patience=2)).plan
     check_staying(patient)
     with pytest.raises(PlanError, match=r"with scores .* because nothing could be recorded with 'patience'"):

@@ -164,7 +164,7 @@ async def test_new_sequences_fill_one_replica_after_the_other(
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
 
 
-async def test_links_are_ready_once_one_of_two_chains_can_run(slot: Slot) -> None:
+async def test_an_ingress_is_ready_once_one_chain_can_run(slot: Slot) -> None:
     slot.links.follow(placed(shares=(0.5, 0.5)))
     ready = asyncio.create_task(slot.links.ready())
     await turns()
@@ -173,7 +173,7 @@ async def test_links_are_ready_once_one_of_two_chains_can_run(slot: Slot) -> Non
     await soon(ready)
 
 
-async def test_the_time_that_a_call_waits_for_a_replica_is_not_left_at_the_replica(slot: Slot) -> None:
+async def test_waiting_for_a_replica_reduces_the_time_until_the_deadline(slot: Slot) -> None:
     began_s = asyncio.get_running_loop().time()
     slot.call("x", left_s=10.0)
     await turns()
@@ -182,7 +182,7 @@ async def test_the_time_that_a_call_waits_for_a_replica_is_not_left_at_the_repli
     assert 10.0 > left_s >= 10.0 - (asyncio.get_running_loop().time() - began_s)
 
 
-async def test_a_call_that_cannot_be_encoded_ends_alone_whether_it_waited_or_not(slot: Slot) -> None:
+async def test_a_call_that_cannot_be_encoded_fails_alone(slot: Slot) -> None:
     message = call_of("x")
     message = structs.replace(message, piece=replace(message.piece, tensors=(np.array([None]),)))
     waiting, direct = AwaitedCall(message), AwaitedCall(message)
