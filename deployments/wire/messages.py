@@ -38,7 +38,7 @@ class Address:
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="host"):
-    """What a replica does under one plan. It precedes the calls under this plan, so no replica can miss a new plan.
+    """The work of a replica under one plan. It precedes the calls under this plan, so no replica can miss a new plan.
 
     A replica that follows a later plan runs these calls, and keeps its stage.
     """

@@ -45,14 +45,14 @@ POOLINGS: dict[str, Callable[[Tensor, Layout], Tensor]] = {
     "last": lambda hidden, layout: hidden[layout.last_token_B],
     "grid": _mean_of_tokens,
 }
-"""What pools packed rows to one row per input."""
+"""Functions that pool packed rows to one row per input."""
 OF_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda values_BCHW: values_BCHW.flatten(2).mean(2),
     "grid": _means_of_cells,
     "first": lambda values_BTD: values_BTD[:, 0],
     "last": lambda values_BTD: values_BTD[:, -1],
 }
-"""What pools float32 maps, for poolings that apply to maps. A grid has a result per channel and cell."""
+"""Functions that pool float32 maps, for poolings that apply to maps. A grid has a result per channel and cell."""
 if TYPE_CHECKING:
     Pooling = str
 else:  # at run time, so that pydantic checks names in files against the table

@@ -1,1 +1,1 @@
-"""What is done about inputs: admission, calls, retries, probes, outcomes. Decisions, without network or clock."""
+"""An ingress's decisions about inputs: admission, calls, retries, probes and outcomes, without network or clock."""
