@@ -19,9 +19,7 @@ from optimizer.calibration.thresholds import Guarantee, p_value
         pytest.param(0.5, 0.7, 1, 4, False, id="1 of 4 at 3/10"),
     ],
 )
-def test_p_values_of_labels_are_binomial_tails(
-    budget: float, confidence: float, lost: int, num_inputs: int, holds: bool
-) -> None:
+def test_p_values_are_binomial_tails(budget: float, confidence: float, lost: int, num_inputs: int, holds: bool) -> None:
     assert Guarantee(budget=budget, confidence=confidence).holds(lost, num_inputs) == holds
 
 

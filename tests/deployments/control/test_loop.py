@@ -604,9 +604,7 @@ async def test_the_controller_plans_although_the_clock_was_set_back(tmp_path: Pa
     ],
     ids=["thresholds", "ramps", "accelerators", "dispatch"],
 )
-async def test_a_stored_plan_of_other_settings_is_not_restored(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+async def test_a_plan_of_other_settings_is_not_restored(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(3, 1))
     assert scene.loop.state.placed.epoch == 1
     for name, value in changes.items():

@@ -154,9 +154,7 @@ def counted(arrived: int, since_s: float, at_s: float) -> Interval:
         pytest.param(6, 24, 0.8, "worth 30 probes", id="enough are believed alone"),
     ],
 )
-def test_few_probes_are_averaged_with_the_expected_survival(
-    leaving: int, staying: int, survival: float, how: str
-) -> None:
+def test_few_probes_share_weight_with_the_prior(leaving: int, staying: int, survival: float, how: str) -> None:
     stream = known()
     stream.add_probes(seen(START_S + 5.0, leaving=leaving, staying=staying))
     forecast = stream.forecast(STATE, START_S + 10.0)

@@ -297,9 +297,7 @@ def test_on_a_cpu_inputs_of_unequal_lengths_attend_separately_if_it_is_faster(mo
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=12), attention=st.sampled_from(SCHEMES))
-def test_answers_do_not_depend_on_other_inputs_under_any_attention(
-    model: EarlyExitModel, lengths: list[int], attention: Attention
-) -> None:
+def test_inputs_attend_only_to_themselves(model: EarlyExitModel, lengths: list[int], attention: Attention) -> None:
     model.attention = attention
     inputs = random_inputs(np.random.default_rng(sum(lengths)), lengths)
     piece = piece_of(model, POLICY, inputs)

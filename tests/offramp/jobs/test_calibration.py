@@ -389,9 +389,7 @@ def test_an_injected_model_with_little_saving_is_warned_of(tmp_path: Path) -> No
     ],
     ids=["the most frequent label", "the median", "no one answer"],
 )
-def test_the_best_constant_answer_is_the_most_frequent_label_or_the_median(
-    task: Task, truth: list[float], accuracy: float | None
-) -> None:
+def test_the_accuracy_of_the_best_constant(task: Task, truth: list[float], accuracy: float | None) -> None:
     assert constant_accuracy(task, np.array(truth)) == (None if accuracy is None else pytest.approx(accuracy))
 
 

@@ -281,9 +281,7 @@ def test_the_cache_holds_a_few_checkpoints(checkpoint: Path, tmp_path: Path) -> 
     ],
     ids=["all", "some", "others", "none"],
 )
-def test_labels_of_a_log_are_used_only_if_the_checkpoint_has_them(
-    labels: tuple[str, str], warning: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_only_known_labels_are_used(labels: tuple[str, str], warning: str, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "log.csv").write_text("text,label\n" + "".join(f"a text,{label}\n" for label in labels))
     rows = read_log(RampJob(folder=tmp_path, data=tmp_path / "log.csv"), ("bill", "rain"))
     assert rows.labels == (labels if not warning else ("", ""))
