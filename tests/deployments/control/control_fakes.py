@@ -1,4 +1,4 @@
-"""A service that a control loop steers, kept by hand: clock, fleet, planner, and what inputs do."""
+"""A service under a control loop, with a fake clock, fleet and planner, and with the exits of its inputs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ RAMPS = (0, 1, 2)
 SHAPE = StreamShape(score="confidence", num_blocks=4, ramps=RAMPS)
 POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
 START_S = 1200.0
-"""A border of windows."""
+"""The start of a window."""
 EASY = (60, 40)
-"""Inputs between two looks that leave at ramp 1, and that stay."""
+"""Inputs between two ticks: those that leave at ramp 1, and those that do not."""
 
 
 def problem(
     *, count: int = 4, survival: tuple[float, ...] = (1.0, 1.0, 0.4, 0.4), ramps: tuple[int, ...] = RAMPS
 ) -> PlanProblem:
-    """Every block takes 10 ms for one to four inputs, a ramp nothing."""
+    """Returns a problem in which a block takes 10 ms for one to four inputs, and a ramp takes no time."""
     table = LatencyTable(batches=(1, 4), block_s_NB=np.full((4, 2), 0.01), ramp_s_EB=np.zeros((len(ramps), 2)))
     return plain_problem(
         ramps=ramps,
@@ -54,12 +54,12 @@ def problem(
 
 
 def whole(replicas: int) -> tuple[Stage, ...]:
-    """The model in one split, no ramp: 4 inputs in 40 ms, so 100/s per replica."""
+    """Returns one split without ramps: 4 inputs in 40 ms, so 100/s per replica."""
     return (Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=4, batch=4),)),)
 
 
 def halves(first: int, second: int) -> tuple[Stage, ...]:
-    """Cut after ramp 1. A replica of the first half does 200/s, one of the second 200/s of those that reach it."""
+    """Returns two stages, cut after ramp 1. A replica of either serves 200/s of the inputs that reach it."""
     return (
         Stage(device="cpu", replicas=first, splits=(Split(first=0, end=2, batch=4, ramps=(1,)),)),
         Stage(device="cpu", replicas=second, splits=(Split(first=2, end=4, batch=4),)),
@@ -67,7 +67,7 @@ def halves(first: int, second: int) -> tuple[Stage, ...]:
 
 
 def probes(times_s: Sequence[float], leaving: Sequence[bool], plan: Plan) -> Observations:
-    """Complete records: inputs that leave do so at ramp 1, and nowhere else."""
+    """Returns complete records of inputs that leave at ramp 1 or at the end."""
     num = len(times_s)
     leaves_N = np.array(leaving, dtype=bool)
     active_NR = np.tile([ramp in plan.ramps for ramp in RAMPS], (num, 1))
@@ -86,7 +86,7 @@ def probes(times_s: Sequence[float], leaving: Sequence[bool], plan: Plan) -> Obs
 
 
 GROWING: dict[str, Any] = {"count": 5, "problem": problem(count=5), "best": halves(3, 2)}
-"""One more accelerator than first plans use, and a plan that needs it."""
+"""One more accelerator than the first plan uses, and a plan that needs it."""
 
 
 def ingress(name: str = "i", *, epoch: int = 0, arrived: int = 0, **others: Any) -> IngressReport:
@@ -100,7 +100,7 @@ def replica(times: tuple[TimesRun, ...], *, name: str, slot: str = "split-cpu-0"
 
 
 class FakeFleet(Fleet):
-    """Replicas come at once and go at once; everything that changes is written down."""
+    """A fleet whose replicas start and stop at once. It logs every change."""
 
     def __init__(self, first: PlacedPlan, clock: ManualClock, count: int) -> None:
         self.clock = clock
@@ -112,22 +112,22 @@ class FakeFleet(Fleet):
         self.exits: Counter[int] = Counter()
         self.pending: list[Observations] = []
         self.times: dict[str, tuple[TimesRun, ...]] = {}
-        """By replica: what it has run since its start."""
+        """The batches that each replica has run since its start."""
         self.hands_over = 1_000_000
-        """Probes in one report, the last ones."""
+        """The largest number of probes in a report."""
         self.is_suspended = False
         self.broken: set[str] = set()
-        """Methods that fail, and `reports`: one more ingress does not report."""
+        """Methods that fail. With `reports`, one more ingress does not report."""
         self.is_stuck = False
-        """Whether no replica comes or goes."""
+        """Whether no replica starts or stops."""
         self.behind: set[str] = set()
-        """Ingresses that always have an input under way by the first plan."""
+        """Ingresses that always have an input of the first plan in flight."""
         self.oldest = 1_000_000
-        """The latest plan that any input under way may be by."""
+        """The highest epoch of any input in flight."""
         self.silent = False
-        """Whether replicas take calls, and are too busy to report."""
+        """Whether replicas accept calls but are too busy to report."""
         self.loses = 0
-        """Accelerators that are lost once the controller waits for replicas."""
+        """Accelerators that are lost when the controller waits for replicas."""
 
     async def scale(self, device: str, replicas: int) -> None:
         self._do("scale", f"{device} to {replicas}")
@@ -181,11 +181,11 @@ class FakeFleet(Fleet):
 
 @dataclass
 class Scene:
-    """A loop over a fake fleet; the test says what the planner finds, and what inputs do."""
+    """A control loop over a fake fleet. The test sets the planner's result and the exits of inputs."""
 
     path: Path
     best: tuple[Stage, ...] | None = None
-    """What the planner finds; None: that no plan meets the problem."""
+    """The planner's result; None: no plan meets the problem."""
     first: tuple[Stage, ...] = field(default_factory=lambda: whole(4))
     shares: tuple[float, ...] = (1.0,)
     predicted: Mapping[str, Any] = field(default_factory=dict)
@@ -195,9 +195,9 @@ class Scene:
     solve_as: Callable[[PlanProblem], Decision] | None = None
     make_tuner: MakeTuner | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Other than those that all scenes have."""
+    """Settings that differ from those of all scenes."""
     meanwhile: Callable[[], None] = lambda: None
-    """Happens whenever the loop waits."""
+    """Called whenever the loop waits."""
     clock: ManualClock = field(default_factory=lambda: ManualClock(START_S))
     asked: list[PlanProblem] = field(default_factory=list)
     limits_s: list[float] = field(default_factory=list)
@@ -210,7 +210,7 @@ class Scene:
         self.start()
 
     def start(self) -> None:
-        """A controller begins, or another one after it was killed."""
+        """Starts a controller, in place of one that was killed."""
         self.history = History.open(self.path / "control.db", "app")
         self.loop = ControlLoop(
             self.fleet,
@@ -229,7 +229,7 @@ class Scene:
         self.loop.restore()
 
     def restart(self) -> None:
-        """Another controller begins after this one ended."""
+        """Ends the controller, and starts another one."""
         self.history.close()
         self.start()
 
@@ -245,7 +245,7 @@ class Scene:
         return no_plan() if self.best is None else planned(asked, self.best)
 
     def inputs(self, leaving: int, staying: int, *, in_slo: bool = True) -> None:
-        """So many inputs arrive and are answered now, all probes; those that leave do so at ramp 1, if it is on."""
+        """Adds inputs that are answered now, all of them probes. Those that leave do so at ramp 1, if it is active."""
         num = leaving + staying
         plan = self.fleet.followed.plan
         self.fleet.arrived += num
@@ -255,7 +255,7 @@ class Scene:
         self.fleet.pending.append(probes([self.clock.now_s() - 1.0] * num, [True] * leaving + [False] * staying, plan))
 
     async def ticks(self, num: int, inputs: tuple[int, int] = (0, 0), *, in_slo: bool = True) -> None:
-        """So many looks, five seconds apart, with inputs between them."""
+        """Runs ticks, five seconds apart, with inputs between them."""
         for _ in range(num):
             self.clock.advance(5.0)
             if any(inputs):
@@ -263,17 +263,17 @@ class Scene:
             await self.loop.tick()
 
     async def plans_again(self) -> None:
-        """Ends the hold, and plans at the next look as if the forecast was lost."""
+        """Ends the hold. The next tick plans as if the forecast were lost."""
         self.loop.update_state(hold=False, planned_s=-1.0)
         await self.ticks(1, EASY)
 
     def said(self, *kinds: str) -> list[str]:
-        """Events of some kinds, oldest first."""
+        """Returns the events of some kinds, oldest first."""
         return [event["words"] for event in reversed(self.history.events(1000)) if event["kind"] in kinds]
 
 
 async def begun(path: Path, inputs: tuple[int, int] = EASY, *, looks: int = 0, **fields: Any) -> Scene:
-    """A scene after its first period but five seconds, of which nothing is written down, and so many looks more."""
+    """Returns a scene five seconds before the end of its first period, with an empty log, after further ticks."""
     scene = Scene(path, **fields)
     await scene.loop.tick()
     await scene.ticks(23, inputs)
@@ -283,7 +283,7 @@ async def begun(path: Path, inputs: tuple[int, int] = EASY, *, looks: int = 0, *
 
 
 def planned(asked: PlanProblem, stages: tuple[Stage, ...]) -> Planned:
-    """As if the planner had proven it best."""
+    """Returns a decision as if the planner had proven the plan optimal."""
     figures = evaluate(asked, stages)
     return Planned(strategy="best", stages=stages, figures=figures, bound=figures.rate_per_s, gap=0.0)
 
@@ -301,7 +301,7 @@ def as_many_as_there_are(asked: PlanProblem) -> Planned:
 
 
 def one_is_slow(scene: Scene, replicas: int, *, slow: int = 2) -> None:
-    """Replicas run twenty batches of four through all blocks; one takes twice as long as the profile."""
+    """Adds twenty batches of four to each replica; those of one take twice as long as the profile."""
     for rank in range(replicas):
         batches_run(scene, 20, 0.08 if rank == slow else 0.04, ranks=[rank])
 
@@ -309,7 +309,7 @@ def one_is_slow(scene: Scene, replicas: int, *, slow: int = 2) -> None:
 def batches_run(
     scene: Scene, number: int, each_s: float, *, ranks: Sequence[int] = range(4), first: int = 0, end: int = 4
 ) -> None:
-    """Replicas run so many more batches of four, which take so many seconds each. Each replica runs one split."""
+    """Adds batches of four to replicas with one split each. `each_s`: seconds of a batch."""
     none = TimesRun(first=first, end=end, ramps=(), size=4, batches=0, tokens=0, seconds=0.0)
     for name in (f"cpu#{rank}" for rank in ranks):
         (ran,) = scene.fleet.times.get(name, (none,))
@@ -328,7 +328,7 @@ QUESTION = TunerSettings(
 
 
 class ToldTuner(Tuner):
-    """Says what the test tells it to."""
+    """A tuner that returns what the test sets."""
 
     name: ClassVar[str] = "told"
 
@@ -336,7 +336,7 @@ class ToldTuner(Tuner):
         super().__init__(QUESTION)
         self.followed: list[Mapping[int, float]] = []
         self.served: list[int] = []
-        """Inputs of a batch."""
+        """The batch sizes that it was given."""
         self.observed = 0
         self.next: NewThresholds | None = None
 
@@ -353,7 +353,7 @@ class ToldTuner(Tuner):
         return said
 
     def says(self, thresholds: Mapping[int, float], why: Reason) -> None:
-        """At its next look."""
+        """Sets the result of its next observation."""
         self.next = NewThresholds(thresholds=thresholds, why=why, words=f"{why}!", at_s=0.0)
 
     @property
@@ -362,7 +362,7 @@ class ToldTuner(Tuner):
 
 
 async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> tuple[Scene, ToldTuner]:
-    """A scene after its first period."""
+    """Returns a scene with a tuner after its first period."""
     tuner = ToldTuner()
     growing = GROWING | {"best": halves(3, 1)}
     scene = await begun(

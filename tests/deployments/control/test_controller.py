@@ -36,7 +36,7 @@ HALVES = plan_document(Plan(stages=halves(3, 1), policy=POLICY))
 
 
 def settings(tmp_path: Path, *, asked: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> ServeSettings:
-    """`asked`: what else is asked of the controller."""
+    """`asked`: further settings of the controller."""
     control = {
         "problem": problem_document(problem()),
         "policy": ENTROPY,
@@ -61,11 +61,11 @@ async def test_the_description_has_forecasts_and_measurements(tmp_path: Path) ->
     assert described["predicted"]["rate_per_s"] == pytest.approx(500.0)
     assert described["forecast"]["survival"] == pytest.approx([1.0, 1.0, 0.4, 0.4])
     observed = described["observed"]
-    # Three looks of 5 s since the change, 100 inputs in each.
+    # Three ticks of 5 s since the change, 100 inputs in each.
     assert (observed["seconds"], observed["rate_per_s"], observed["goodput_per_s"]) == (15.0, 20.0, 20.0)
     assert observed["exits"] == {"1": 180, "3": 120}
     assert (observed["agreement"], observed["within_budget"]) == (1.0, True)
-    # The next window is whole 120 s after the last, which was 15 s ago.
+    # The next window ends 120 s after the last one, which ended 15 s ago.
     assert described["next_replan_s"] == 105.0
     assert described["accelerators"] == {"cpu": {"alive": 4, "used": 4, "emulated": False, "latency_ratio": 1.0}}
     assert described["plan_changes"] == {"period": 1}
@@ -201,7 +201,7 @@ def opened(tmp_path: Path, app: str = "app") -> History:
 def test_the_measurements_of_a_plan_are_stored_when_it_is_replaced(tmp_path: Path) -> None:
     history = opened(tmp_path)
     add_plan(history, 1)
-    add_plan(history, 1)  # an application with other settings begins at 0 again
+    add_plan(history, 1)  # with other settings, epochs begin at 0 again
     add_plan(history, 2, "proposed")
     history.gained(1, {"goodput_rps": 40.0})
     history.gained(2, {"goodput_rps": 99.0})
@@ -291,7 +291,7 @@ NETWORKS = (2, 4)
 
 
 def alone(epoch: int) -> Plan:
-    """The last network, without the first."""
+    """Returns a plan of the last network alone."""
     return Plan(stages=halves(3, 1)[1:], policy=POLICY, networks=NETWORKS, epoch=epoch)
 
 

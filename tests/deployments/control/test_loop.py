@@ -1,4 +1,4 @@
-"""A control loop over a fake fleet: plans, losses, stragglers, trials; it is ended, and changes fail."""
+"""A control loop over a fake fleet: plans, losses, stragglers, trials, restarts, and changes that fail."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_after_a_jump_the_controller_plans_once_there_are_enough_probes(tm
     assert len(scene.asked) == 1
     await scene.ticks(1, HARD)
     assert len(scene.said("reaction")) == 1
-    # The 20 probes of the first look would be two thirds of a plan, the 40 of two looks make one.
+    # 30 probes are needed: the first tick brings 20, the second 20 more.
     assert [each.survival_N[2] for each in scene.asked] == pytest.approx([0.4, 1.0])
 
 
@@ -238,7 +238,7 @@ def fails(asked: PlanProblem) -> Decision:
 
 async def test_batches_of_other_times_than_the_profiles_correct_the_rate_of_plans(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=whole(4))
-    # Two slow batches of each replica say too little. Batches also count if the search that follows fails.
+    # Two slow batches of each replica are too few. Batches also count if the search that follows fails.
     for number, each_s, rate_rps in ((80, 0.06, 400 / 1.5), (80, 0.08, 200.0), (2, 9.0, 200.0), (80, 0.04, 400.0)):
         batches_run(scene, number, each_s)
         scene.solve_as = fails if each_s == 0.08 else None
@@ -276,7 +276,7 @@ async def test_the_same_splits_continue_on_fewer_replicas_if_every_stage_still_r
     assert scene.fleet.log == ["scale cpu to 3", *SWITCH]
     assert scene.loop.state.placed.plan.stages == halves(2, 1)
     hosted = {"cpu#0": "split-cpu-0", "cpu#1": "split-cpu-0", "cpu#2": "split-cpu-1"}
-    assert scene.loop.state.placed.hosted == hosted  # by the reports of now
+    assert scene.loop.state.placed.hosted == hosted  # by the newest reports
     assert scene.history.plans(2)[-1]["words"] == "the same splits on what still runs"
     assert len(scene.said("keep")) == 2
 
@@ -534,7 +534,7 @@ async def test_observations_during_a_change_are_stored_at_once(tmp_path: Path) -
 
     scene.meanwhile = meanwhile
     await scene.ticks(1, EASY)
-    # 23 looks before; it waits 20 times between two looks.
+    # 23 ticks before; it waits 20 times between two ticks.
     assert rows[::20][:3] == [24, 25, 26]
 
 

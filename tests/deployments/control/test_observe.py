@@ -1,4 +1,4 @@
-"""What reports say since the last look, forecasts from that, which plan is proposed, and what counts as missing."""
+"""Counts between reports, forecasts from them, the proposed plan, and missing accelerators."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from tests.optimizer.brute_force import BruteForce
 
 
 def ran(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
-    """A replica that ran so many batches of 1, 2, ... inputs in so many seconds."""
+    """Returns the report of a replica with batches of 1, 2, ... inputs and their seconds."""
     runs = (
         TimesRun(first=0, end=4, ramps=(), size=size, batches=batches, tokens=size * batches, seconds=seconds)
         for size, (batches, seconds) in enumerate(times, start=1)
@@ -176,7 +176,7 @@ def test_the_incomplete_first_window_is_kept() -> None:
 def test_forecasts_use_complete_windows() -> None:
     stream = known()
     stream.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
-    stream.add_probes(seen(START_S + PERIOD_S + 5.0, leaving=0, staying=7))  # of a window that is not whole yet
+    stream.add_probes(seen(START_S + PERIOD_S + 5.0, leaving=0, staying=7))  # of a window that is not complete yet
     forecast = stream.forecast(STATE, START_S + PERIOD_S + 10.0)
     assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.5, 0.5))
     assert (forecast.num_probes, forecast.how) == (100, "1 windows")
@@ -206,7 +206,7 @@ def test_plans_are_scored_on_recent_probes_if_there_are_enough() -> None:
 
 
 def stayed(at_s: float, *, leaving: int, staying: int) -> Observations:
-    """No probes: of ramps 0 and 2, which are off, nothing was seen."""
+    """Returns inputs that stayed, which were not observed at the inactive ramps 0 and 2."""
     sampled = seen(at_s, leaving=leaving, staying=staying)
     probe_N = np.zeros(len(sampled), dtype=bool)
     unseen_NR = np.where(sampled.active_NR, np.float32(0.0), np.float32(np.nan))
@@ -223,7 +223,7 @@ def test_effective_probes_are_limited_by_inactive_ramps() -> None:
         forecast = stream.forecast(STATE, now_s)
         assert 3 <= forecast.num_probes <= 6
         assert forecast.how.endswith("what was expected")
-        assert forecast.survival.next_survival[2] < 0.6  # as calibrated: 0.4; of the probes alone: 1
+        assert forecast.survival.next_survival[2] < 0.6  # calibrated: 0.4; by the probes alone: 1
 
 
 def test_inputs_that_stayed_under_all_ramps_count_as_probes() -> None:
@@ -332,7 +332,7 @@ Stages = tuple[Stage, ...]
 
 
 class FakePlanner:
-    """Finds what it was given: the best plan and other good ones."""
+    """A planner that returns the given plans, the best one first."""
 
     def __init__(self, *best: Stages) -> None:
         self._best = best
@@ -417,7 +417,7 @@ def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int
 
 
 def given_up() -> Missing:
-    """What is believed of a stage that was empty from 5 to 35 s."""
+    """Returns the detector after a stage was without replicas from 5 to 35 s."""
     missing = Missing(0.0)
     looks = [(ALL, 0.0), *((WITHOUT_STAGE, 5.0 * k) for k in range(1, 8))]
     assert [left(missing, running, at_s) for running, at_s in looks] == [6] * 7 + [1]

@@ -1,4 +1,4 @@
-"""Numbers of replicas in changes of plans: literal ones, and properties of random changes."""
+"""Numbers of replicas in changes of plans: literal cases, and properties of random changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Counts = Mapping[str, int]
 
 
 def placed(*stages: tuple[str, int], epoch: int = 0, avoided: Mapping[str, str] | None = None) -> PlacedPlan:
-    """Stages of one block each, as (accelerator type, replicas)."""
+    """Returns a plan with a stage of one block for each (accelerator type, replicas)."""
     made = (
         Stage(device=device, replicas=replicas, splits=(Split(first=block, end=block + 1, batch=4),))
         for block, (device, replicas) in enumerate(stages)
@@ -23,7 +23,7 @@ def placed(*stages: tuple[str, int], epoch: int = 0, avoided: Mapping[str, str] 
 
 
 def log(before: PlacedPlan | None, after: PlacedPlan, running: Counts | None = None, **starting: int) -> list[str]:
-    """What is requested before the switch and after the drain. By default the replicas of the plan before are running.
+    """Returns the requests before the switch and after the drain. By default, the replicas of `before` are running.
 
     `starting`: the numbers that an earlier change has requested.
     """
@@ -36,20 +36,20 @@ def log(before: PlacedPlan | None, after: PlacedPlan, running: Counts | None = N
 
 def test_a_change_starts_no_replica_that_moves_to_another_stage() -> None:
     grown = placed(("T4", 4), ("V100", 1), epoch=1)
-    # Within the same counts nothing starts; else a type grows before the switch, and another shrinks after the drain.
+    # With the same counts nothing starts. Otherwise a type grows before the switch, or shrinks after the drain.
     assert log(placed(("T4", 2), ("T4", 2)), placed(("T4", 3), ("T4", 1), epoch=1)) == ["", ""]
     assert log(placed(("T4", 2), ("V100", 2)), grown) == ["T4=4", "V100=1"]
     # An avoided replica keeps its accelerator.
     assert log(placed(("T4", 3)), placed(("T4", 1), ("T4", 2), epoch=1, avoided={"slow": "T4"})) == ["T4=4", ""]
     assert log(None, placed(("T4", 2))) == ["T4=2", ""]
-    # What ran before is not known.
+    # The earlier requests are unknown.
     assert log(None, placed(("T4", 2)), {"T4": 2, "V100": 1}) == ["T4=2", "V100=0"]
-    # The same plan, where a type is idle.
+    # The same plan, while one type is unused.
     assert log(placed(("T4", 3)), placed(("T4", 3)), {"T4": 3, "V100": 1}) == ["", "V100=0"]
-    # A replica that was lost does not come back, and one that starts is not requested again.
+    # A lost replica does not return, and a starting one is not requested again.
     assert log(placed(("T4", 3)), placed(("T4", 2), epoch=1), {"T4": 2}) == ["T4=2", ""]
     assert log(placed(("T4", 4)), grown, {"V100": 0}, V100=1)[0] == ""
-    # One that was requested for a plan that was given up starts no more, once the change is over.
+    # A replica that was requested for a plan that was given up no longer starts after the change.
     given_up = {"T4": 2}, {"T4": 2, "V100": 0}, {"T4": 2, "V100": 1}
     assert [due_requests(*given_up, may_shrink=may_shrink) for may_shrink in (False, True)] == [{}, {"V100": 0}]
 

@@ -1,4 +1,4 @@
-"""Thresholds that follow the stream: the tuner is the test's. Restarts, operators' plans and failures come between."""
+"""Thresholds from a fake tuner, with restarts, operators' plans and failures in between."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ async def test_an_alarm_is_an_epoch_of_its_own_and_no_drift(tmp_path: Path) -> N
     assert scene.said("alarm") == ["alarm!"]
     row = scene.history.plans(1)[0]
     assert (row["epoch"], row["outcome"], row["reason"]) == (1, "in force", "alarm")
-    # One replica does the second half for all inputs: 4 inputs in 20 ms.
+    # One replica runs the second half for all inputs: 4 inputs in 20 ms.
     assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(200.0)
     assert tuner.followed == [dict.fromkeys(RAMPS, 0.5), SAFE]
-    await scene.ticks(10, (0, 100))  # no input leaves, as was to be expected
+    await scene.ticks(10, (0, 100))  # no input leaves, as forecast
     assert scene.said("reaction") == []
-    assert scene.asked == []  # 20 inputs/s come, and the plan does 200/s when no input leaves
+    assert scene.asked == []  # 20 inputs/s arrive, and the plan serves 200/s if no input leaves
     await scene.ticks(2, EASY)  # inputs leave although none should
     assert scene.said("reaction")[0].startswith("60.0% of 100 inputs left by ramp 1, 0.0% to")
 
@@ -60,7 +60,7 @@ async def test_after_an_alarm_the_controller_plans_at_once_if_the_plan_is_too_we
     scene, tuner = await tuned(tmp_path, (750, 500))  # 250/s
     scene.best = whole(4)
     tuner.says(SAFE, "alarm")
-    await scene.ticks(1, (750, 500))  # the second half does 200/s when no input leaves
+    await scene.ticks(1, (750, 500))  # the second half serves 200/s if no input leaves
     assert scene.fleet.log[0] == "follow 1"
     assert scene.asked[0].survival_N == pytest.approx((1.0,) * 4)
     assert scene.fleet.followed.plan.stages == whole(4)
@@ -85,7 +85,7 @@ async def test_the_controller_plans_at_once_if_an_exit_moves_to_an_inactive_ramp
     scene, tuner = await tuned(tmp_path)
     tuner.says({0: 0.5, 1: 0.6, 2: SAFE[2]}, "tuned")
     await scene.ticks(1, EASY)
-    assert scene.asked == []  # some inputs still leave at ramp 1, the only one that the plan has on
+    assert scene.asked == []  # some inputs still leave at ramp 1, the only active one
     tuner.says({0: SAFE[0], 1: SAFE[1], 2: 0.5}, "tuned")
     await scene.ticks(1, EASY)
     assert len(scene.asked) == 1
@@ -109,7 +109,7 @@ async def test_later_plans_and_a_restarted_controller_use_tuned_thresholds(tmp_p
 
 
 async def tried(path: Path) -> tuple[Scene, ToldTuner]:
-    """A scene whose plan is on trial."""
+    """Returns a scene whose plan is on trial."""
     tuner = ToldTuner()
     predicted = {"rate_per_s": 400.0}
     scene = await begun(path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted=predicted)
@@ -141,7 +141,7 @@ async def test_an_alarm_ends_the_trial_of_a_plan(tmp_path: Path) -> None:
 async def test_an_alarm_does_not_wait_for_replicas_that_are_starting(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     await alarm_while_replicas_start(scene, tuner, come=True)
-    # The plan that is followed first, then the one that the change leads to.
+    # First the followed plan, then the new plan of the change.
     assert [line for line in scene.fleet.log if "scale" not in line] == ["follow 2", "prepare 3", "follow 3"]
     assert thresholds_of(scene) == SAFE
     assert [(row["epoch"], row["reason"]) for row in scene.history.plans(2)] == [(2, "alarm"), (3, "reaction")]
@@ -165,7 +165,7 @@ OWN = dict.fromkeys(RAMPS, 0.9)
 
 
 def own(thresholds: dict[int, float]) -> dict[str, object]:
-    """An operator's own plan, as a document."""
+    """Returns an operator's plan as a document."""
     return plan_document(Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=thresholds)))
 
 
@@ -231,7 +231,7 @@ async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_obser
     assert state is not None
     assert thresholds_of(scene) != SAFE
     assert state.rows > 0
-    # Thresholds to begin with passed a test of many inputs; PAME judges every 50 batches of the plan's 4.
+    # The initial thresholds passed a test of many inputs. PAME judges every 50 batches of 4.
     assert state.next_test == {"guarantee": 3939 + 100, "apparate": None, "pame": 50 * 4}[name]
     scene.restart()
     await scene.ticks(2, EASY)
@@ -261,7 +261,7 @@ async def test_answers_under_an_operators_thresholds_do_not_count_for_the_tuner(
 
     all_wrong()
     await scene.ticks(1)
-    all_wrong()  # handed over when the controller's own are in force again
+    all_wrong()  # reported when the controller's thresholds are in force again
     await scene.plans_again()
     await scene.ticks(3, EASY)
     assert scene.said("alarm") == []
@@ -300,7 +300,7 @@ async def test_an_alarm_during_a_change_is_repeated_to_ingresses_that_missed_it(
     scene.fleet.broken.clear()
     if restarts:
         scene.start()
-    await scene.ticks(1, (10, 90))  # replicas still do not come
+    await scene.ticks(1, (10, 90))  # replicas still do not start
     assert [line for line in scene.fleet.log if "scale" not in line] == ["follow 2"]
     assert thresholds_of(scene) == SAFE
     assert scene.loop.state.placed.epoch == 3

@@ -1,4 +1,4 @@
-"""A model of four blocks, small enough to be made anew by every test file, and exit records as if of it."""
+"""A model of four blocks that every test file can create, and matching exit records."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SIZES = {
 
 
 def save_small_model(folder: Path) -> None:
-    """With ramps after 0, 1 and 2, and two labels."""
+    """Saves a model with ramps after blocks 0, 1 and 2, and two labels."""
     save_model(random_model(SIZES, task=LabelTask(("yes", "no")), seed=1), folder)
 
 
 def save_records(folder: Path, score: Score, scores_NR: Sequence[Sequence[float]]) -> None:
-    """Of inputs a, b, ...; the answer is always the first label."""
+    """Saves records of inputs a, b, ... whose answer is always the first label."""
     num = len(scores_NR)
     answers_NE, sample_ids = np.zeros((num, 4), dtype=np.int64), tuple("abcdefgh"[:num])
     records = exit_records(scores_NR, answers_NE=answers_NE, score=score, sample_ids=sample_ids)

@@ -1,4 +1,4 @@
-"""What replicas run: real and emulated devices, chains, and decoders with the memory of their sequences."""
+"""The runners of replicas: real and emulated devices, chains, and decoders with memory of sequences."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_warming_an_emulated_device_takes_the_times_of_the_profile(folder: Path)
     split = Split(first=0, end=2, batch=4, ramps=(0,))
     times = warm_up(runner, [(split, Split(first=2, end=4, batch=4))], clock=ManualClock())
     assert slept == []
-    # One input: 1 s a block, 0.5 s the ramp, ten times stretched; four inputs take 2 s a block.
+    # Times ten: one input takes 1 s per block and 0.5 s for the ramp; four inputs take 2 s per block.
     assert (times.first_s(split, 1), times.batch_s(split, 1), times.batch_s(split, 4 * 16)) == (15.0, 25.0, 45.0)
 
 
@@ -179,7 +179,7 @@ def test_warming_an_emulated_device_learns_times_of_inputs_without_tokens(
 
 
 class SteppingClock:
-    """A second passes at every look: what a machine really takes is noise."""
+    """A clock that advances by a second at every reading, so that times are not noisy."""
 
     def __init__(self) -> None:
         self._looks = 0
@@ -234,7 +234,7 @@ CHAIN_PROFILE = {
 
 @pytest.fixture(scope="module")
 def chain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two blocks before three."""
+    """A chain of a network of two blocks and one of three."""
     base = tmp_path_factory.mktemp("models")
     members = []
     for name, num_blocks in (("small", 2), ("large", 3)):

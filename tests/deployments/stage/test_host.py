@@ -1,4 +1,4 @@
-"""A stage's host on an emulated device, and what its callers do."""
+"""The host of a stage on an emulated device, and its callers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def policy_of(folder: Path, threshold: float) -> PolicySpec:
 
 
 def call_of(ids: Sequence[str], *, next_block: int = 0, lengths: Sequence[int] = ()) -> StageCall:
-    """Returns a call without deadlines; `lengths` left out: 1 each."""
+    """Returns a call without deadlines. Without `lengths`, each input has length 1."""
     lengths_B = np.array(lengths or [1] * len(ids), dtype=np.int32)
     piece = WirePiece(sample_ids=tuple(ids), next_block=next_block, lengths_B=lengths_B, tensors=(), state_BS=None)
     return StageCall(serial=1, piece=piece, remaining_s=(math.inf,) * len(ids), reserve_s=0.0)
 
 
 class Replica:
-    """A host and what its callers do."""
+    """A host and its callers."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
@@ -79,7 +79,7 @@ class Replica:
         lengths: Sequence[int] = (),
         traced: tuple[int, ...] = (),
     ) -> list[Chunk]:
-        """The reply's parts; `lengths` left out: 1 each; `traced`: positions of inputs."""
+        """Returns the reply's parts. Without `lengths`, each input has length 1. `traced`: positions of inputs."""
         call = structs.replace(call_of(ids, next_block=next_block, lengths=lengths), probe=probe)
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Chunk] = asyncio.Queue()
@@ -95,7 +95,7 @@ class Replica:
         return chunks
 
     async def told(self, ids: Sequence[str], assignment: Assignment, *, next_block: int = 0) -> tuple[str, str]:
-        """The inputs that were answered, and those that go on."""
+        """Returns the inputs that were answered, and those that go on."""
         chunks = await self.call(ids, assignment, next_block=next_block)
         answered = "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers)
         return answered, "".join("".join(c.survivors.sample_ids) for c in chunks if c.survivors is not None)
@@ -108,7 +108,7 @@ LAST = Split(first=2, end=4, batch=4, ramps=(2,))
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
-    """Of an emulated device that takes no time; ramp 0 is sure of a, ramp 1 of b, ramp 2 of c and none of d."""
+    """Returns settings of an emulated device that takes no time. Inputs a, b and c leave at ramps 0, 1 and 2."""
     folder = tmp_path_factory.mktemp("model")
     save_small_model(folder)
     save_records(folder, "confidence", [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
@@ -142,7 +142,7 @@ async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Repli
     seen = [(seen.sample_id, seen.exit) for chunk in chunks for seen in chunk.seen]
     assert sorted(seen) == [(name, block) for name in "abcd" for block in range(4)]
     assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("ab", "cd")
-    # A straggling call of the plan before goes by the present split where there is one, and by its own where not.
+    # A late call of the earlier plan runs in the current split if there is one, and else in its own.
     assert await replica.told("abcd", replica.assignment(2, *staying)) == ("ab", "cd")
     chunks = await replica.call("c", replica.assignment(2, *staying), next_block=2)
     assert [[answer.exit for answer, _ in chunk.early] for chunk in chunks] == [[2], []]
@@ -184,7 +184,7 @@ async def test_a_replica_warms_up_all_stages_of_a_plan_before_it_is_assigned_one
     await replica.host.prepare([plan_of(policy_of(Path(replica.settings.model), 0.5), 7, FIRST, LAST)])
     assert set(warmed) == {FIRST, LAST}
     assert (replica.host.epoch, replica.host.slot) == (NOTHING, "")
-    assert replica.host.report(replica="r", node="n").times == ()  # warming is no work
+    assert replica.host.report(replica="r", node="n").times == ()  # the warm-up does not count
     assert await replica.told("abcd", replica.assignment(7, FIRST)) == ("ab", "cd")
 
 
@@ -325,7 +325,7 @@ def test_a_call_that_counts_as_full_begins_beside_a_running_batch(settings: Serv
 
 
 async def test_a_replica_runs_the_next_batch_beside_one_of_few_inputs(settings: ServeSettings) -> None:
-    """Where the profile is flat that costs neither anything; the device's seconds count once."""
+    """With a flat profile, neither batch becomes slower, and the device's seconds count once."""
     (emulated,) = settings.emulated.values()
     flat = emulated.model_copy(update={"block_s": [[BLOCK_S, BLOCK_S]] * 4})
     replica = Replica(settings.model_copy(update={"emulated": {V100: flat}}))

@@ -1,4 +1,4 @@
-"""A replica's server, and what a host makes of its device's releases."""
+"""A replica's server, and the replies that a host makes from its device's releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, pi
 
 
 class Scene:
-    """A server of a fake host, whose device releases what the test says."""
+    """A server with a fake host, whose device's releases the test gives."""
 
     def __init__(self) -> None:
         self.host = FakeHost()
@@ -37,19 +37,19 @@ class Scene:
         self.address = await self.server.listen(cast(StageHost, self.host), LOOPBACK)
 
     async def caller(self, *first: bytes) -> Caller:
-        """One that is connected, with the server's word unless it begins otherwise."""
+        """Returns a connected caller, which has sent the token unless `first` differs."""
         caller = Caller()
         await caller.connect(self.address, *first)
         self._callers.append(caller)
         return caller
 
     async def opened(self) -> OpenCall:
-        """The next call that the host was given."""
+        """Returns the next call that the host received."""
         _, opened = await soon(self.host.submitted.get())
         return opened
 
     async def release(self, *releases: Release[Any]) -> None:
-        """As the device does: from another thread."""
+        """Delivers releases from another thread, like the device."""
         await asyncio.to_thread(self.server.deliver, list(releases))
 
     async def end(self) -> None:
@@ -79,7 +79,7 @@ def answers(sample_id: str, opened: OpenCall) -> Answered[EmulatedPiece]:
     return Answered(member=member(sample_id, opened), answer=answer)
 
 
-# Which connections may call
+# Authentication of connections
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_the_number_of_connections_without_the_token_is_limited(
     assert not known.ended.is_set()
 
 
-# What a host makes of its device's releases
+# Replies from a device's releases
 
 HIDDEN = torch.tensor([[0.1], [70_000.0]])
 

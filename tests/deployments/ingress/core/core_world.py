@@ -1,6 +1,6 @@
-"""One ingress core on a clock that the test moves. It writes down every action; a test says what comes back of calls.
+"""One ingress core on a manual clock. It logs every action, and the test gives the replies to calls.
 
-Inputs are letters, which may be of sequences. Every input gets at most one outcome, or the world fails.
+Inputs are letters, and may belong to sequences. Every input gets at most one outcome, or the world fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape
 
 NAMES = {"split-cpu-0": "first", "split-cpu-1": "second", "split-cpu-2": "third", "split-V100-0": "elsewhere"}
-"""By slot."""
+"""The names of stages in logs, by slot."""
 BATCH = 4
 
 
@@ -49,7 +49,7 @@ def plan(
     tokens: int | None = None,
     predicted: Mapping[str, float] | None = None,
 ) -> PlacedPlan:
-    """Four blocks in two stages; `first`: the accelerator type of the first; `tokens`: a batch's of both."""
+    """Returns a plan of four blocks in two stages. `first`: accelerator type of the first; `tokens`: budget of both."""
     stages = stage(split(0, cut, tokens=tokens), replicas=replicas, device=first), stage(split(cut, 4, tokens=tokens))
     return placed(*stages, epoch=epoch, dispatch=dispatch, predicted=predicted or {})
 
@@ -57,14 +57,14 @@ def plan(
 def chains(
     *cuts: Sequence[int], shares: tuple[float, ...], epoch: int = 1, rate_per_s: float | None = None
 ) -> PlacedPlan:
-    """Four blocks. `cuts`: of every chain, where its stages begin after the first; one replica each, in slot order."""
+    """Returns chains of four blocks. `cuts`: for each chain, the first blocks of its stages but the first."""
     bounds = [pair for each in cuts for pair in zip((0, *each), (*each, 4), strict=True)]
     predicted = {} if rate_per_s is None else {"rate_per_s": rate_per_s}
     return placed(*[stage(split(*pair)) for pair in bounds], shares=shares, epoch=epoch, predicted=predicted)
 
 
 def side_by_side(epoch: int = 1, rate_per_s: float | None = None) -> PlacedPlan:
-    """Three quarters of the inputs go through the first slot, the others through the second and the third."""
+    """Returns a plan whose first slot gets three quarters of the inputs, and whose other chain has two slots."""
     return chains((), (2,), shares=(0.75, 0.25), epoch=epoch, rate_per_s=rate_per_s)
 
 
@@ -75,7 +75,7 @@ THREE = (2, 4, 6)
 def networks(
     *stages: tuple[Split, ...], epoch: int = 1, ends: tuple[int, ...] = (2, 6), prunes: int | None = None
 ) -> PlacedPlan:
-    """A chain of networks, by default of two blocks and of four; `prunes`: the block after which words are pruned."""
+    """Returns a plan of networks, by default of 2 and 4 blocks. `prunes`: the block after which words are pruned."""
     policy = PolicySpec(name="confidence", thresholds=0.9)
     made = [stage(*splits) for splits in stages]
     return placed(*made, epoch=epoch, networks=ends, policy=policy, prune={} if prunes is None else {prunes: 0.7})
@@ -86,7 +86,7 @@ def cascade(epoch: int = 1) -> PlacedPlan:
 
 
 def single(epoch: int = 1) -> PlacedPlan:
-    """The large network alone."""
+    """Returns a plan of the large network alone."""
     return networks((LARGE,), epoch=epoch)
 
 
@@ -103,14 +103,14 @@ def observed_plan(
     cut: int = 2,
     after: AfterAnswer = "stop",
 ) -> PlacedPlan:
-    """Four blocks in two stages, with ramps."""
+    """Returns a plan of four blocks in two stages, with ramps."""
     bounds = (0, cut), (cut, 4)
     splits = [split(*pair, tuple(r for r in ramps if pair[0] <= r < pair[1]), after_answer=after) for pair in bounds]
     return placed(*map(stage, splits), policy=policy, epoch=epoch)
 
 
 class Up(NamedTuple):
-    """A replica."""
+    """A fake replica that accepts calls."""
 
     name: str
     is_up: bool = True
@@ -126,7 +126,7 @@ def keeper(name: str) -> ReplicaLoad[Up]:
 
 
 class CoreWorld:
-    """Every event is at `now_s`; whatever is due is sent at once."""
+    """A core whose events happen at `now_s`, and whose due calls are sent at once."""
 
     def __init__(self, placed: PlacedPlan | None = None, **rules: Any) -> None:
         self.now_s = 0.0
@@ -135,9 +135,9 @@ class CoreWorld:
         self.inputs: dict[str, PendingInput] = {}
         self.outcomes: dict[str, str] = {}
         self.placements: dict[str, KVPlacement] = {}
-        """By the name of a sequence."""
+        """The placements of sequences by name."""
         self.room = "r1"
-        """The replica of every slot that takes sequences which have none there."""
+        """The replica that gets sequences without a replica at a slot."""
         self._retries: Counter[str] = Counter()
         given = IngressOptions(**{"max_attempts": 3} | rules)
         self.core = IngressCore("i", placed or plan(), given, random.Random(0))
@@ -145,7 +145,7 @@ class CoreWorld:
     # Requests
 
     def submit(self, letters: str, *lengths: int, deadline_s: float = 10.0) -> None:
-        """A request; `lengths`: its inputs', none where they have none."""
+        """Submits a request. `lengths`: of its inputs, if they have any."""
         made = [
             self._pending(letter, deadline_s, tokens)
             for letter, tokens in zip(letters, lengths or (1,) * len(letters), strict=True)
@@ -155,12 +155,12 @@ class CoreWorld:
         self.do(())
 
     def begin(self, name: str, letter: str, *, again: bool = False) -> None:
-        """A sequence with its first input."""
+        """Starts a sequence with its first input."""
         self.placements[name] = KVPlacement(len(self.placements) + 1, is_retry=again)
         self.step(name, letter, tokens=5)
 
     def step(self, name: str, letter: str, *, tokens: int = 1) -> None:
-        """A sequence's next input, which is sent when everything of this moment has come."""
+        """Submits the next input of a sequence, which is sent at the end of this moment."""
         pending = self._pending(letter, 10.0, tokens)
         pending.placement = self.placements[name]
         self.core.submit((pending,), self.now_s)
@@ -190,7 +190,7 @@ class CoreWorld:
         self.do(self.core.fail(self.calls[call], self.calls[call].remaining(), self.now_s))
 
     def see(self, call: int, letters: str, *blocks: int, score: float = 0.5, label: int = 0) -> None:
-        """What exits after these blocks say of inputs; the last block's has no score."""
+        """Reports the results of exits after these blocks; the last block's exit has no score."""
         last = self.core.placed.plan.num_blocks - 1
         for letter in letters:
             for block in blocks:
@@ -214,7 +214,7 @@ class CoreWorld:
         self.do(())
 
     def until(self, now_s: float) -> None:
-        """Wake it whenever it wants, up to a second."""
+        """Calls `wake` for all timers up to a time."""
         while self.core.wake_s <= now_s:
             self.now_s = max(self.now_s, self.core.wake_s)
             actions = []
@@ -281,12 +281,12 @@ class CoreWorld:
 
 
 def observing(placed: PlacedPlan | None = None, **rules: Any) -> CoreWorld:
-    """Every first call is a probe."""
+    """Returns a world in which every call with new inputs is a probe."""
     return CoreWorld(placed or observed_plan(), **{"shape": SHAPE, "probe_share": 1.0, **rules})
 
 
 def staying(placed: PlacedPlan | None = None, **rules: Any) -> CoreWorld:
-    """Answered inputs stay, and none is a probe."""
+    """Returns a world in which answered inputs stay, without probes."""
     return observing(placed or observed_plan(after="stay"), **{"probe_share": 0.0, **rules})
 
 

@@ -1,4 +1,4 @@
-"""Admission control: how many inputs, or tokens, may be inside."""
+"""Admission control: the limit of unanswered inputs or tokens."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from optimizer.plans.plan import Plan, Stage
 # The rule, by hand: 100 answers per second and an SLO of 1 s
 
 BEGIN = 100 * (1 - BURST)
-"""The limit at first."""
+"""The first limit."""
 
 
 def plan(dispatch: Dispatch = "work-conserving", *, length: int | None = None, **predicted: float | None) -> Plan:
-    """Two replicas with batches of 8, then one with batches of 4 and of 8; `length`: the tokens of an input."""
+    """Returns two replicas with batches of 8, then one with batches of 4 and 8. `length`: tokens of an input."""
     ends = ((1, 8), (2, 4), (3, 8))
     splits = [
         Split(first=end - 1, end=end, batch=batch, tokens=None if length is None else batch * length)
@@ -62,11 +62,11 @@ def late(
 @pytest.mark.parametrize(
     ("unanswered", "num_inputs", "left_s", "late_s"),
     [
-        pytest.param(BEGIN - 1, 1, 1.0, 0.0, id="as-many-as-there-may-be"),
+        pytest.param(BEGIN - 1, 1, 1.0, 0.0, id="at-the-limit"),
         pytest.param(BEGIN, 1, 1.0, 1 / BEGIN, id="one-too-many"),
-        pytest.param(BEGIN + 6, 1, 1.0, 0.1, id="so-many-as-leave-in-0.1-s"),
+        pytest.param(BEGIN + 6, 1, 1.0, 0.1, id="as-many-as-are-answered-in-0.1-s"),
         pytest.param(BEGIN - 10, 17, 1.0, 0.1, id="a-request-waits-for-its-last-input"),
-        pytest.param(BEGIN / 2, 7, 0.5, 0.1, id="a-sooner-deadline"),
+        pytest.param(BEGIN / 2, 7, 0.5, 0.1, id="an-earlier-deadline"),
     ],
 )
 def test_the_first_limit_is_a_share_of_the_plans_rate_times_the_slo(
@@ -77,13 +77,13 @@ def test_the_first_limit_is_a_share_of_the_plans_rate_times_the_slo(
 
 def test_the_first_limit_is_divided_between_ingresses() -> None:
     admission = Admission(plan(rate_per_s=100.0), slo_s=2.0, num_ingresses=1)
-    # Twice the SLO, so twice as many may be inside, and each of them waits as long as before: 1 / 70 s.
+    # With twice the SLO, the limit is twice as high, and each input still waits 1 / 70 s.
     assert late(admission, 2 * BEGIN, left_s=2.0) == pytest.approx(2 / (2 * BEGIN))
     assert Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=4).limit == pytest.approx(BEGIN / 4)
 
 
 def overload(admission: Admission, seconds: int = 30, answers: int = 50) -> None:
-    """So many late answers in every second."""
+    """Adds late answers in every second."""
     for second in range(seconds):
         for _ in range(answers):
             admission.answered(1.2, 60, 1, float(second))
@@ -105,15 +105,15 @@ def test_without_a_predicted_rate_everything_is_admitted_until_an_answer_is_late
     assert admission.limit == pytest.approx(300 * (1 - FALL))
 
 
-# So often, after so many seconds, with so many inputs ahead, at a second; and what becomes of the limit.
+# Answers as (number, latency, inputs ahead, time), and the factor by which they change the limit.
 ANSWERED = {
-    "a late one lowers it": ([(1, 0.95, 60, 0.1)], 1 - FALL),
-    "many in time raise it again": ([(1, 0.95, 60, 0.1), (100, 0.85, 60, 0.2)], (1 - FALL) * (1 + RISE) ** 100),
-    "those late together lower it once, by a bounded share": ([(50, 1.2, 60, 0.1)], 1 - DEEPEST_FALL),
-    "an SLO later once more": ([(50, 1.2, 60, 0.1), (50, 1.2, 60, 1.1)], (1 - DEEPEST_FALL) ** 2),
-    "one with little ahead says nothing": ([(200, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1.0),
-    "unless too many of them are late": ([(90, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1 - FALL),
-    "those of the last window count less": ([(120, 0.2, 10, 0.1), (1, 1.2, 10, 4.2)], 1 - FALL),
+    "a late answer lowers it": ([(1, 0.95, 60, 0.1)], 1 - FALL),
+    "many answers in time raise it again": ([(1, 0.95, 60, 0.1), (100, 0.85, 60, 0.2)], (1 - FALL) * (1 + RISE) ** 100),
+    "simultaneous late answers lower it once, by a bounded share": ([(50, 1.2, 60, 0.1)], 1 - DEEPEST_FALL),
+    "late answers after one SLO lower it again": ([(50, 1.2, 60, 0.1), (50, 1.2, 60, 1.1)], (1 - DEEPEST_FALL) ** 2),
+    "an answer with few inputs ahead has no effect": ([(200, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1.0),
+    "unless too many of these are late": ([(90, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1 - FALL),
+    "answers of the last window count less": ([(120, 0.2, 10, 0.1), (1, 1.2, 10, 4.2)], 1 - FALL),
 }
 
 
@@ -145,10 +145,10 @@ def test_an_input_that_misses_the_slo_lowers_the_limit_but_not_one_with_an_earli
 @pytest.mark.parametrize(
     ("refuses", "slowest_s", "times"),
     [
-        pytest.param(True, 0.6, SPARE * (1 - SAFETY) / 0.6, id="until-the-slowest-would-have-none"),
+        pytest.param(True, 0.6, SPARE * (1 - SAFETY) / 0.6, id="until-the-slowest-has-no-time-to-spare"),
         pytest.param(True, 0.1, LEAP, id="no-more-than-twice"),
         pytest.param(True, 0.8, 1.0, id="not-if-the-slowest-had-no-time-to-spare"),
-        pytest.param(False, 0.3, 1.0, id="not-where-nothing-was-refused"),
+        pytest.param(False, 0.3, 1.0, id="not-if-nothing-was-refused"),
     ],
 )
 def test_the_limit_leaps_if_inputs_were_refused_while_the_slowest_had_time_to_spare(
@@ -157,7 +157,7 @@ def test_the_limit_leaps_if_inputs_were_refused_while_the_slowest_had_time_to_sp
     admission = known()
     assert not refuses or late(admission, BEGIN) > 0.0
     for _ in range(100):
-        admission.answered(0.1, 10, 1, 0.5)  # with so little ahead it says nothing
+        admission.answered(0.1, 10, 1, 0.5)  # with so few inputs ahead, it has no effect
     admission.answered(slowest_s, 60, 1, 0.5)
     late(admission, 1, at_s=5.0)
     risen = BEGIN * (1 + RISE) * times
@@ -186,11 +186,11 @@ def test_a_new_plan_takes_over_the_ratio_of_limit_to_prediction_within_bounds() 
     admission = known()
     overload(admission)
     assert admission.limit == pytest.approx(1.0, abs=0.2)
-    admission.follow(plan(rate_per_s=1000.0))  # it may have nothing in common with the last one
+    admission.follow(plan(rate_per_s=1000.0))  # the ratio is bounded, because plans may differ
     assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
     admission = Admission(plan(), slo_s=1.0, num_ingresses=1)
     overload(admission, seconds=1)
-    admission.follow(plan(rate_per_s=100.0))  # the first one that says anything
+    admission.follow(plan(rate_per_s=100.0))  # the first plan that predicts a rate
     assert admission.limit == pytest.approx(BEGIN)
 
 
@@ -202,7 +202,7 @@ def test_deferred_stages_admit_a_full_batch_per_replica_and_split_however_late_a
     assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
     many = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=100)
     overload(many, answers=1)
-    assert many.limit == 1.0, "of many ingresses each may have one input inside, however late it is"
+    assert many.limit == 1.0, "each of many ingresses admits one input, however late answers are"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_one_slow_answer_of_a_hundred_does_not_keep_the_limit_from_leaping(slow:
 LENGTH = 40
 """Tokens of an input of the plan's workload."""
 ROOM = 100.0 * LENGTH * (1 - BURST)
-"""The limit at first, in tokens: as many as 100 inputs per second have in an SLO of a second, burst left aside."""
+"""The first limit in tokens, for 100 inputs per second and an SLO of one second."""
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_batch_is_full_by_its_inputs_or_its_tokens(tokens: int, mean: float | 
 
 
 Seen = tuple[str, int, int, float]
-"""A request or an answer, inputs before it, its inputs, and seconds."""
+"""An event, the number of inputs before it, its inputs, and seconds."""
 
 
 @settings(max_examples=200, deadline=None)
@@ -299,7 +299,7 @@ def test_tokens_and_inputs_give_the_same_decisions_if_all_inputs_are_equally_lon
         assert many.limit == pytest.approx(one.limit * length)
 
 
-# A limit that lengths are out of proportion to
+# Limits that are low compared with the lengths of inputs
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_limit_that_is_too_low_for_contested_inputs_leaps_too(length: int, ahe
     admission.answered(1.2, 400 / (1 - FALL), LENGTH, 0.0)
     assert admission.limit == pytest.approx(400)
     assert ahead < CONTESTED * admission.limit
-    admission.late_s(length, 1.0, unanswered=ahead, now_s=5.0)  # lets it in, and looks back
+    admission.late_s(length, 1.0, unanswered=ahead, now_s=5.0)  # admits the request, and ends the window
     assert admission.late_s(length, 1.0, unanswered=ahead + length, now_s=5.0) > 0
     admission.answered(0.1, ahead, length, 5.1)
     admission.late_s(length, 1.0, unanswered=0, now_s=10.0)
@@ -327,11 +327,11 @@ def test_an_input_that_is_late_because_of_its_own_length_does_not_lower_the_limi
     for second in range(20):
         admission.answered(1.2, 0, 2000, float(second))
     assert admission.limit == pytest.approx(ROOM)
-    admission.answered(1.2, 0, 1000, 20.0)  # one that is not so long
+    admission.answered(1.2, 0, 1000, 20.0)  # a shorter input
     assert admission.limit == pytest.approx(ROOM * (1 - FALL))
 
 
-# Another plan, which counts otherwise
+# Plans with another unit
 
 
 def test_the_ratio_of_limit_to_prediction_is_converted_between_inputs_and_tokens() -> None:
@@ -342,17 +342,17 @@ def test_the_ratio_of_limit_to_prediction_is_converted_between_inputs_and_tokens
     admission.answered(1.2, 60 * LENGTH, LENGTH, 1.2)
     admission.follow(plan(rate_per_s=100.0), 50.0)
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 2)
-    admission.answered(1.2, 60, 1, 1.3)  # the lowest limit of this SLO was one of tokens
+    admission.answered(1.2, 60, 1, 1.3)  # the lowest limit within this SLO was in tokens
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 3)
     assert not admission.counts_tokens
     admission.follow(plan(rate_per_s=50.0), 50.0)
-    admission.answered(1.2, 60, 1, 1.4)  # or of a faster plan
+    admission.answered(1.2, 60, 1, 1.4)  # or that of a faster plan
     assert admission.limit == pytest.approx(BEGIN / 2 * (1 - FALL) ** 4)
-    # A plan that says nothing keeps the limit, in tokens of inputs as they came, and back.
+    # A plan without a prediction keeps the limit, converted by the mean tokens of inputs.
     admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
     admission.follow(plan(length=LENGTH), 50.0)
     assert admission.limit == pytest.approx(50 * BEGIN)
-    admission.follow(plan(), 25.0)  # they have become shorter since
+    admission.follow(plan(), 25.0)  # inputs have become shorter since
     assert admission.limit == pytest.approx(2 * BEGIN)
 
 

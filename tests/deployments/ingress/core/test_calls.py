@@ -1,4 +1,4 @@
-"""What an ingress counts, its queue and its timers."""
+"""The counts, the queue and the timers of an ingress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions and messages in random logs are those that were recorded, so that a refactor changes none unnoticed."""
+"""Decisions and messages in random logs equal recorded ones, so that a refactoring changes none unnoticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ["submit"] * 4 + ["answer"] * 5 + ["go on", "lose", "fail", "give up", "
 
 
 class RandomLog:
-    """Requests, answers, losses and plan changes as they happen to come."""
+    """Random requests, answers, losses and plan changes."""
 
     def __init__(self, seed: int) -> None:
         self.scene = CoreWorld(plan(replicas=2), max_queued=40, slo_s=2.0)

@@ -1,6 +1,6 @@
-"""Chains of networks at one core: inputs that leave one enter the next, encoded anew, by the plan of that moment.
+"""Chains of networks at one core: survivors of a network enter the next one of the current plan, encoded again.
 
-Probes get to know networks that the plan leaves out. Where words are pruned at a crossing, they also go on whole.
+Probes also run networks that the plan skips. If words are pruned at a crossing, unpruned copies run too.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_a_probe_enters_every_network_even_those_that_the_plan_skips() -> None:
 
 
 def cross(world: CoreWorld, letters: str = "ab", *, early: str = "a") -> None:
-    """A call to its crossing, call 0; then call 1 has what lost words, call 2 the whole texts."""
+    """Runs call 0 to its crossing. Call 1 then has the pruned texts, and call 2 the whole texts."""
     world.submit(letters)
     for letter in letters:
         world.see(0, letter, 1, score=0.95 if letter in early else 0.5)
@@ -133,7 +133,7 @@ def cross(world: CoreWorld, letters: str = "ab", *, early: str = "a") -> None:
 
 
 def see_whole(world: CoreWorld, letters: str, label: int) -> None:
-    """What the full model says of whole texts."""
+    """Reports the full model's results for whole texts."""
     wholes = [each for each in world.calls[2].inputs if each.key in letters]
     said = [(each, Answer(sample_id="", exit=END, score=float("nan"), value=label)) for each in wholes]
     world.core.observe(world.calls[2], said)
@@ -160,7 +160,7 @@ def test_answers_to_pruned_texts_are_compared_with_answers_to_whole_texts() -> N
     seen = world.observed()
     assert seen is not None
     assert seen.end_losses_N is not None
-    # Of a the end says 0 without some words and 1 with all, as ramp 4 does and ramp 1 does not; of b always 0.
+    # For a, the end answers 0 without some words and 1 with all, like ramp 4 and unlike ramp 1; for b always 0.
     assert (seen.end_losses_N.tolist(), seen.losses_NR.tolist()) == ([1, 0], [[1, 0], [0, 1]])
     assert (seen.exits_N.tolist(), seen.pruned_agreement, world.core.observations.agreement) == ([1, END], 0.5, 0.5)
     assert world.log[4:] == ["0 answer b is b after block 5"], "whole texts have no answer to give"

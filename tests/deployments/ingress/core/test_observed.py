@@ -1,4 +1,4 @@
-"""Probes, inputs that stay, and probed sequences at one core: observed to the end, wherever they were answered."""
+"""Probes, inputs that stay, and probe sequences at one core, which are observed to the model's end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_answered_input_that_stays_runs_to_the_end(is_probe: bool) -> None:
         "3 answer b is b after block 3",
     ]
     assert [call.probe for call in world.calls] == [is_probe] * 2
-    assert world.core.observations.agreement == 0.5  # a left with 0, the full model says 1
+    assert world.core.observations.agreement == 0.5  # a left with 0, and the full model answers 1
     seen = world.observed(wall_s=1003.0)
     assert seen is not None
     assert (seen.times_s_N.tolist(), seen.exits_N.tolist()) == ([1002.0] * 2, [1, 3])
@@ -50,7 +50,7 @@ def test_early_answers_do_not_make_room_for_another_call() -> None:
     world.submit("a")
     world.submit("b")
     world.see(0, "a", 1)
-    world.answer_early(0, "a", block=1)  # the replica still runs the batch: whatever came now would wait there
+    world.answer_early(0, "a", block=1)  # the replica still runs the batch, so another call would wait there
     assert world.log[1:] == ["0 answer a is a after block 1"]
     world.go_on(0, "a")
     assert world.log[2:] == ["0 send 1: (a) to second for block 2", "0 send 2: b to first for block 0"]
@@ -61,7 +61,7 @@ def test_answered_probes_that_are_no_longer_observed_are_not_sent_on() -> None:
     world.submit("a")
     world.answer_early(0, "a", block=1)
     world.now_s = 10.0 + CALL_GRACE_S + 0.1
-    world.submit("bcde", deadline_s=99.0)  # a new call forgets what is past
+    world.submit("bcde", deadline_s=99.0)  # a new call ends old observations
     world.go_on(0, "a")
     assert world.log[2:] == ["11.1 send 1: bcde to first for block 0"]
 
@@ -114,7 +114,7 @@ def test_callers_of_probe_sequences_get_only_the_full_models_tokens() -> None:
     world.answer_early(0, "a", block=1)
     world.go_on(0, "a")
     world.see(1, "a", 2, score=0.125, label=8)
-    world.answer_early(1, "a", block=2)  # a replica does not know that the one before let it out too
+    world.answer_early(1, "a", block=2)  # a replica does not know that an earlier one has answered it
     world.see(1, "a", 3, label=8)
     world.answer(1, "a")
     world.step("x", "b")

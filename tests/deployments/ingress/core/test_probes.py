@@ -129,8 +129,8 @@ def test_inputs_that_stay_are_observed_at_the_active_ramps_only() -> None:
     for each, exit_block in zip(inputs, (0, 3, 0), strict=True):
         book.answered(each, exit_block, frozenset({0}))
     book.observe([seen(inputs[0], 0, score=0.25, label=2), seen(inputs[0], 3)])
-    book.observe([seen(inputs[1], 0), seen(inputs[1], 2), seen(inputs[1], 3)])  # ramp 2 of some plan before
-    book.observe([seen(inputs[2], 3)])  # of which ramp 0 said nothing
+    book.observe([seen(inputs[1], 0), seen(inputs[1], 2), seen(inputs[1], 3)])  # ramp 2 is of an earlier plan
+    book.observe([seen(inputs[2], 3)])  # without a result of ramp 0
     found = book.take_completed()
     assert found is not None
     assert (found.stayed_N.tolist(), found.probe_N.tolist()) == ([True, True], [False, False])
@@ -149,8 +149,8 @@ def test_a_plan_that_stays_observes_all_inputs_and_a_share_of_them_as_probes() -
 
     assert set(drawn(plan(), 0.0)) == {None}
     assert set(drawn(plan(stay=True), 0.0)) == {"stay"}
-    assert set(drawn(plan((), stay=True), 0.0)) == {None}  # no ramp of it is on: nothing would be observed
-    assert 30 <= drawn(plan(stay=True), 0.25).count("probe") <= 70  # 50 expected, deviation 6
+    assert set(drawn(plan((), stay=True), 0.0)) == {None}  # no ramp is active, so nothing would be observed
+    assert 30 <= drawn(plan(stay=True), 0.25).count("probe") <= 70  # 50 are expected, with a standard deviation of 6
     patient = replace(plan(stay=True), policy=PolicySpec(name="patience", patience=2))
     assert set(drawn(patient, 0.25)) == {None}
 

@@ -1,4 +1,4 @@
-"""The life of requests at one core, event by event: literal logs of what it does."""
+"""The life of requests at one core, as literal logs of its actions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_plan_that_cannot_be_followed_changes_nothing() -> None:
     world = CoreWorld()
     with pytest.raises(PlanError, match="a plan of 5 blocks cannot follow one of 4"):
         world.follow(placed(stage(split(0, 5)), epoch=2))
-    world.follow(plan(epoch=0, cut=3))  # older than the present: ignored
+    world.follow(plan(epoch=0, cut=3))  # ignored, because it is older than the current plan
     world.submit("a")
     world.go_on(0, "a")
     assert (world.core.placed, world.log[1]) == (plan(), "0 send 1: (a) to second for block 2")
@@ -100,13 +100,13 @@ def test_without_a_plan_requests_are_refused_with_the_reason() -> None:
     world.until(1.0)
     why = "the service has no plan: nothing is left"
     assert world.log[-2:] == ["0.05 again 4 of first", f"0.05 drop abcd: {why}"]
-    world.answer(1, "e")  # what is under way may still get there
+    world.answer(1, "e")  # inputs in flight may still be answered
     world.follow(plan())
     world.submit("g")
     assert world.log[-2:] == ["1 answer e is e after block 3", "1 send 2: g to first for block 0"]
 
 
-# What is left of a deadline for the stages after one
+# The reserve for later stages
 
 
 def test_the_mean_time_of_later_stages_is_reserved() -> None:
@@ -125,14 +125,14 @@ def test_the_mean_time_of_later_stages_is_reserved() -> None:
     world.answer(4, "c")
     world.follow(plan(epoch=2, cut=3))
     world.submit("d")
-    assert world.calls[5].reserve_s == 1.0  # of block 3 alone
+    assert world.calls[5].reserve_s == 1.0  # for block 3 alone
 
 
 @pytest.mark.parametrize(
     ("rules", "reserved_s"),
     [
         pytest.param({"slo_s": 10.0, "admits": False}, [10.0, 2.5, 3.5], id="of the SLO"),
-        pytest.param({}, [10.0, 2.5, 3.0], id="without an SLO, of the time that an input has"),
+        pytest.param({}, [10.0, 2.5, 3.0], id="without an SLO, of the time until the deadline"),
     ],
 )
 def test_a_deferred_stage_reserves_slack_or_everything_while_later_times_are_unknown(
@@ -148,7 +148,7 @@ def test_a_deferred_stage_reserves_slack_or_everything_while_later_times_are_unk
     assert [call.reserve_s for call in world.calls] == reserved_s
 
 
-# Again, and at the deadline
+# Retries and deadlines
 
 
 def test_an_input_fails_after_its_own_number_of_attempts() -> None:
@@ -174,7 +174,7 @@ def test_a_call_that_hangs_is_aborted_after_the_last_deadline_of_its_inputs() ->
     world = CoreWorld(calls_per_replica=1)
     for letter, deadline_s in zip("xab", (1.0, 2.0, 5.0), strict=True):
         world.submit(letter, deadline_s=deadline_s)
-    world.answer(0, "x")  # its deadline means nothing any more
+    world.answer(0, "x")  # its deadline no longer matters
     world.until(4.0)
     world.answer(1, "b")
     world.until(9.0)
@@ -192,7 +192,7 @@ def test_an_input_that_is_cancelled_before_its_retry_leaves_no_timer() -> None:
     assert (world.core.wake_s, len(world.calls)) == (math.inf, 1)
 
 
-# Replies that no correct replica sends: they cost their own inputs an attempt at most, and no count
+# Malformed replies, which cost their own inputs at most an attempt
 
 
 def test_an_input_that_a_reply_names_twice_has_one_outcome() -> None:
@@ -246,7 +246,7 @@ def test_the_retry_after_of_a_full_ingress_is_the_longest_wait() -> None:
 def test_a_request_that_would_be_late_is_refused_until_it_would_be_in_time() -> None:
     world = CoreWorld(slo_s=1.0)
     world.submit("abcd")
-    world.lose(0, "abcd", DeadlineError("late"))  # an answer would take more than the 10 s
+    world.lose(0, "abcd", DeadlineError("late"))  # within the deadline of 10 s, but later than the SLO
     world.submit("efgh")
     with pytest.raises(AdmissionError):
         world.core.check(1, 1.0, 0.0)
@@ -275,10 +275,10 @@ def test_a_long_request_is_refused_by_its_tokens_but_not_the_short_one_behind_it
         world.submit("b", 300, deadline_s=1.0)
     assert refused.value.retry_after_s == pytest.approx(200 / 350)
     world.submit("c", 100, deadline_s=1.0)
-    with pytest.raises(AdmissionError):  # nothing is shorter than a token: refused before it is encoded
+    with pytest.raises(AdmissionError):  # refused before it is encoded, with one token per input
         world.core.check(1, 1.0, 0.0)
     world.answer(0, "a")
-    world.core.check(1, 1.0, 0.0, num_coming=1)  # with 175 tokens, as inputs had so far
+    world.core.check(1, 1.0, 0.0, num_coming=1)  # with 175 tokens, the mean so far
     with pytest.raises(AdmissionError):
         world.core.check(1, 1.0, 0.0, num_coming=2)
     assert (world.core.counts.arrived, world.core.counts.drops) == (5, {"admission": 3})
@@ -360,7 +360,7 @@ def test_calls_are_sent_for_the_second_batch_of_a_replica() -> None:
 
 def test_inputs_are_divided_between_the_chains_by_their_shares() -> None:
     world = CoreWorld(side_by_side(), calls_per_replica=1)
-    for letter in "abcdef":  # c is of the second chain; the first waits for what came of a
+    for letter in "abcdef":  # c belongs to the second chain; the first chain waits for the reply about a
         world.submit(letter)
     assert world.core.num_waiting == 4
     world.answer(0, "a")
@@ -379,8 +379,8 @@ def test_inputs_are_divided_between_the_chains_by_their_shares() -> None:
 
 
 def test_every_chain_admits_its_share_of_the_rate() -> None:
-    world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 0.7 * 12 = 8.4 and 0.7 * 4 = 2.8 inputs inside
-    world.core.check(1, 1.0, 0.0, num_coming=9)  # a quarter of these will be of the other chain
+    world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # limits of 0.7 * 12 = 8.4 and 0.7 * 4 = 2.8 inputs
+    world.core.check(1, 1.0, 0.0, num_coming=9)  # a quarter of these will go to the other chain
     world.submit("abcdefghijkl", deadline_s=1.0)
     assert [each.ahead for each in world.named("lk")] == [8, 2], "inputs ahead are those of the same chain"
     with pytest.raises(AdmissionError):
@@ -396,7 +396,7 @@ def test_every_chain_admits_its_share_of_the_rate() -> None:
 
 
 def test_a_full_chain_is_skipped_only_while_it_is_full() -> None:
-    world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 8.4 and 2.8 inputs inside
+    world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # limits of 8.4 and 2.8 inputs
     world.submit("abcdefgh", deadline_s=1.0)  # c and g are of the second chain
     world.answer(0, "abde")
     world.core.check(3, 1.0, 0.0)
@@ -407,7 +407,7 @@ def test_a_full_chain_is_skipped_only_while_it_is_full() -> None:
 
 
 def test_inputs_of_a_chain_without_replicas_move_to_other_chains() -> None:
-    world = CoreWorld(side_by_side(rate_per_s=32.0), slo_s=1.0)  # 16.8 and 5.6 inputs inside
+    world = CoreWorld(side_by_side(rate_per_s=32.0), slo_s=1.0)  # limits of 16.8 and 5.6 inputs
     slots = "split-cpu-0", "split-cpu-1", "split-cpu-2"
     world.set_up(*slots)
     world.submit("abcdefgh", deadline_s=1.0)  # c and g are of the second chain
@@ -416,10 +416,10 @@ def test_inputs_of_a_chain_without_replicas_move_to_other_chains() -> None:
     world.until(0.1)
     assert world.log[2:] == ["0.05 again 4 of first", "0.05 send 2: abde to second for block 0"]
     assert [len(each.queue.inputs) for each in world.core.chains.active] == [0, 2]
-    with pytest.raises(AdmissionError):  # the first chain has room, and cannot run
+    with pytest.raises(AdmissionError):  # the first chain has room but cannot run
         world.core.check(1, 1.1, 0.1)
     world.set_up(*slots[:2])
-    with pytest.raises(AdmissionError):  # all inputs that come are of the first chain, which now has f and h
+    with pytest.raises(AdmissionError):  # all new inputs go to the first chain, which now has f and h
         world.core.check(1, 1.1, 0.1, num_coming=14)
     world.submit("ij", deadline_s=1.1)
     world.answer(1, "cg")
@@ -472,7 +472,7 @@ def test_metrics_of_a_chain_that_the_plan_no_longer_has_are_zero() -> None:
 
 
 def test_sequences_stay_on_their_replicas_under_a_plan_with_the_same_layout() -> None:
-    """Sequence x is at r1 of both stages, y at r1 of the first and r2 of the second."""
+    """Sequence x has r1 at both stages, and y has r1 at the first and r2 at the second stage."""
     world = CoreWorld(plan(replicas=2))
     world.begin("x", "a")
     world.begin("y", "b")
@@ -550,7 +550,7 @@ def test_sequence_numbers_of_two_ingresses_differ() -> None:
     assert all(0 < number < 2**62 for number in numbers)
 
 
-# Whatever happens
+# Random events
 
 
 def two_stages(rng: random.Random, epoch: int) -> PlacedPlan:
@@ -558,7 +558,7 @@ def two_stages(rng: random.Random, epoch: int) -> PlacedPlan:
 
 
 def some_chains(rng: random.Random, epoch: int) -> PlacedPlan:
-    """One to three chains on up to three slots."""
+    """Draws one to three chains on up to three slots."""
     number = rng.randint(1, 3)
     cuts: list[list[int]] = [[] for _ in range(number)]
     for _ in range(rng.randint(0, 3 - number)):
@@ -586,7 +586,7 @@ def some_tokens(rng: random.Random, epoch: int) -> PlacedPlan:
 def test_every_input_has_exactly_one_outcome_whatever_comes_back(
     seed: int, any_plan: Callable[[random.Random, int], PlacedPlan]
 ) -> None:
-    """Parts, failures, plans, deadlines and callers that leave, at random; the world refuses a second outcome."""
+    """Random replies, failures, plans, deadlines and cancellations. The world refuses a second outcome."""
     rng = random.Random(seed)
     world = staying(any_plan(rng, 1), max_attempts=4, max_queued=30, probe_share=0.2)
     names, submitted = list(string.printable[:90]), ""

@@ -39,11 +39,11 @@ RANKED = {
     "tie": ([8, 8], 4, [0, 1]),
     "piece-larger-than-a-batch": ([4, 4, 0], 40, [2, 0, 1]),
 }
-"""What replicas hold, the inputs of a piece, and the replicas in their order."""
+"""Loads of replicas, the weight of a call, and the ranking of the replicas."""
 
 
 def ranked(loads: list[int], weight: int, batch: int, *, fills: bool = False) -> list[int]:
-    """The replicas, best first."""
+    """Returns the indices of replicas, best first."""
     return sorted(range(len(loads)), key=lambda index: rank(loads[index], weight, batch, fills))
 
 
@@ -54,7 +54,7 @@ FILLED = {
     "idle-before-a-full-one": ([16, 0], 4, [1, 0]),
     "fullest-with-room": ([17, 4, 31], 1, [1, 2, 0]),
 }
-"""The same where replicas share processors, and are filled one after the other."""
+"""The same for replicas that share processors and are filled one after the other."""
 
 
 def test_replicas_are_ranked_by_the_start_and_the_fill_of_the_next_batch() -> None:

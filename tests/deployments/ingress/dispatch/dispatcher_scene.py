@@ -1,4 +1,4 @@
-"""A dispatcher between fake stages, whose replies a test gives by hand."""
+"""A dispatcher between fake stages, whose replies the test gives."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class StageCallLog:
 
 
 def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
-    """One token each, and of its hidden state two numbers."""
+    """Returns survivors with one token each, whose hidden state has two numbers."""
     return WirePiece(
         sample_ids=tuple(sample_ids),
         next_block=next_block,
@@ -101,7 +101,7 @@ def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
 
 
 class ManualStage:
-    """Keeps the calls that it gets, for the test to reply to."""
+    """A fake stage, which keeps its calls so that the test can reply."""
 
     name, is_up = "r1", True
 
@@ -112,7 +112,7 @@ class ManualStage:
         self._replicas.set_replicas([self])
 
     def end(self, sequence: int) -> None:
-        """Keeps nothing of sequences."""
+        """Does nothing, because it has no memory of sequences."""
 
     def call(self, call: Call, message: StageCall, owner: CallOwner) -> None:
         call.choose_replica(self._replicas, message.piece.next_block)
@@ -125,7 +125,7 @@ class ManualStage:
 
 
 class HastyDispatcher(Dispatcher):
-    """Its timers expire at once if they are for a pause before another try, and never if they are for a deadline."""
+    """A dispatcher whose retry pauses end at once, and whose deadlines never expire."""
 
     _soon: asyncio.Handle | None = None
 
@@ -138,7 +138,7 @@ class HastyDispatcher(Dispatcher):
 
 @dataclass
 class Scene:
-    """A dispatcher between fake stages and an owner that writes down every outcome."""
+    """A dispatcher between fake stages and callbacks that record every outcome."""
 
     max_queued: int = 100
     max_attempts: int = 3
@@ -164,12 +164,12 @@ class Scene:
         self.dispatcher = HastyDispatcher(self.core, links, self.clock, codec=self.chain_codec)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
-        """One input per letter."""
+        """Submits one input per letter."""
         inputs = [(name, encoded) for name in names]
         return self.dispatcher.submit(inputs, deadline_s, self._settle)
 
     async def sent(self, names: str) -> StageCallLog:
-        """Submit; the first stage's call that it led to."""
+        """Submits inputs, and returns the resulting call to the first stage."""
         self.submit(names)
         await turns()
         return self.stages[0].calls[-1]

@@ -1,4 +1,4 @@
-"""Inputs that cross from one network to the next, as stages get them."""
+"""Inputs that cross from one network to the next, as stages receive them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASCADE, ALONE = plan_of(SMALL, LARGE), plan_of(LARGE, epoch=2)
 
 
 class ChainScene(Scene):
-    """Texts that are their own ids."""
+    """A scene in which texts are their own ids."""
 
     def __init__(self, codec: ChainCodec, plan: Plan = CASCADE, shape: StreamShape | None = None) -> None:
         super().__init__(plan=plan, chain_codec=codec, shape=shape)
@@ -48,7 +48,7 @@ class ChainScene(Scene):
 
 
 def cross(call: StageCallLog, texts: Sequence[str], states: Sequence[int] | None = None, block: int = 2) -> None:
-    """A part of a reply in which a network's survivors come back, with their policy's states and no hidden ones."""
+    """Replies with survivors of a network, which have states of the policy but no hidden states."""
     state_BS = None if states is None else np.array(states)[:, None]
     piece = replace(survivors([call.id_of(text) for text in texts], block), tensors=(), state_BS=state_BS)
     call.say(Chunk(survivors=piece, survivor_timings=(TIMING,) * len(texts)))
@@ -83,7 +83,7 @@ async def test_survivors_that_cross_are_encoded_again_and_keep_their_policy_stat
 
 
 class Moody(ChainCodec):
-    """Fails on some rows when they cross."""
+    """A codec that fails on some rows when they cross."""
 
     def encoded(self, rows: Sequence[object], network: int, *, truncate: bool) -> list[Encoded]:
         if network == 1 and any("x" in str(row) for row in rows):
@@ -128,7 +128,7 @@ async def test_long_texts_are_encoded_in_a_thread(tmp_path: Path, monkeypatch: p
     await turns()
     assert len(begun) == 2
     assert scene.stages[1].calls == []
-    scene.submit_texts("b")  # meanwhile others go their way
+    scene.submit_texts("b")  # meanwhile other inputs are sent
     await turns()
     assert scene.stages[0].calls[-1].names == "b"
     for function, done in begun:
@@ -150,7 +150,7 @@ PRUNES = replace(CASCADE, prune={1: 0.8})
 
 
 def cross_with(call: StageCallLog, texts: Sequence[str], importance: Sequence[float], lengths: Sequence[int]) -> None:
-    """As `cross`, with what attention every token received."""
+    """Like `cross`, with the attention that every token received."""
     importance_M, lengths_B = np.array(importance, dtype=np.float16), np.array(lengths, dtype=np.int32)
     piece = replace(survivors([call.id_of(text) for text in texts], 2), lengths_B=lengths_B, tensors=(importance_M,))
     call.say(Chunk(survivors=piece, survivor_timings=(TIMING,) * len(texts)))

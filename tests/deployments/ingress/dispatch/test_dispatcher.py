@@ -1,4 +1,4 @@
-"""What a dispatcher adds to the core, that what raises costs nothing else, and what an ingress observes."""
+"""The dispatcher's driver, isolation of errors, and observations of an ingress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_inputs_that_cannot_be_joined_into_a_batch_fail_alone() -> None:
     scene.submit("efgh")
     await turns()
     assert scene.errors == [(name, "execution") for name in "abcd"]
-    await scene.sent("ijklmnop")  # one call is under way, and one more may be
+    await scene.sent("ijklmnop")  # one call is in flight, and one more is allowed
     assert scene.stages[0].names == ["efgh", "ijkl"]
     assert scene.core.num_unanswered == 12
 
@@ -171,7 +171,7 @@ ENTROPY = PolicySpec(name="entropy", thresholds=0.5)
     [
         pytest.param(ENTROPY, 0.02, "stop", seen("entropy", 0, 2), id="the policy's unit"),
         pytest.param(PolicySpec(name="confidence", thresholds=0.5), 0.02, "stop", seen("confidence", 0, 2), id="other"),
-        # Nothing precedes the state after block 0, which it could be compared with.
+        # The state after block 0 cannot be compared with an earlier one.
         pytest.param(PolicySpec(name="similar", thresholds=0.5), 0.02, "stop", seen("similar", 2), id="similar"),
         pytest.param(None, 0.02, "stop", seen(NO_RAMPS.name, 0, 2), id="no policy"),
         pytest.param(ENTROPY, 0.0, "stay", seen("entropy", 0, 2), id="inputs stay, no probes"),

@@ -48,12 +48,12 @@ CODEC.tokenizer = byte_tokenizer()
 THRESHOLD = 0.9
 POLICY = PolicySpec(name="confidence", thresholds=THRESHOLD)
 KIND = "t5 gated"
-"""Of encoder-decoders."""
+"""The kind of encoder-decoder."""
 Expected = dict[tuple[int, ...], list[tuple[int, int]]]
 
 
 def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
-    """Both ramps on; the model in one stage, or in two. Each has two replicas."""
+    """Returns a plan with both ramps active, in one stage or two, with two replicas each."""
     whole = (Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=(2,)))
     if cut is None:
         parts: list[tuple[Split, ...]] = [whole]
@@ -82,7 +82,7 @@ class Service:
 
     @property
     def num_lost(self) -> int:
-        """Times that a sequence began anew."""
+        """The number of restarts of sequences."""
         return self.service.loop.counts.lost
 
     def begin_service(self, running: Running, task: TokenTask, settings: ServeSettings) -> None:
@@ -95,7 +95,7 @@ class Service:
         return self.service.start(GenerateRequest(**fields))
 
     async def all_free(self) -> None:
-        """Every page of every replica is, or soon: replicas are told, and have threads of their own."""
+        """Waits until every page of every replica is free; replicas free them in their own threads."""
         for _ in range(2000):
             if not any(replica.pages for replica in self.all_replicas):
                 return
@@ -103,12 +103,12 @@ class Service:
         raise AssertionError(f"pages are still held: {[replica.pages for replica in self.all_replicas]}")
 
     def die(self) -> None:
-        """End every connection to a replica, and take no new one."""
+        """Ends all replicas like killed processes."""
         for replica in self.all_replicas:
             replica.die()
 
     def one_dies(self, stage: int) -> None:
-        """The replica of a stage that has most pages."""
+        """Ends the replica of a stage that has most pages."""
         replicas = self.replicas[list(self.placed.stage_of)[stage]]
         max(replicas, key=lambda replica: replica.pages).die()
 
@@ -124,7 +124,7 @@ def expected() -> Expected:
 
 
 def alone(model: EarlyExitModel, start: int | None = None) -> Expected:
-    """By prompt, what a model alone says of it: tokens, and the blocks that they leave after."""
+    """Returns, by prompt, the tokens of the model alone and the blocks after which they left."""
     rng = random.Random(0)
     prompts = [tuple(rng.randrange(1, 256) for _ in range(rng.randint(1, 20))) for _ in range(6)]
     run = Handfuls(model=model, policy=ConfidencePolicy(THRESHOLD), bounds=(0, 2, NUM_BLOCKS), ramps=(1, 2))
@@ -140,7 +140,7 @@ async def served(
     probe_share: float = 0.0,
     **changes: Any,
 ) -> AsyncIterator[Service]:
-    """A running service. `start`: what answers start with, of an encoder-decoder; `changes`: of its settings."""
+    """Runs a service. `start`: the start token of an encoder-decoder; `changes`: of its settings."""
     fields = {"model": "none", "plan": placed.plan, "prompt_chunk": 8, "max_queued": 100} | changes
     settings, task = ServeSettings.model_validate(fields), TokenTask(VOCABULARY, start=start)
     service = Service(placed, new_model)
@@ -194,7 +194,7 @@ async def test_sequences_are_admitted_by_the_newest_plan() -> None:
 
 
 async def one_dies_in_mid_stream(service: Service, expected: Expected, stage: int) -> None:
-    """The replica of a stage that has most pages, once every stream has a token: none is missing, none comes twice."""
+    """Ends a replica of the stage once every stream has a token, and checks that each token comes exactly once."""
     streams = [service.begin(prompt) for prompt in expected]
     begun = [(await soon(anext(stream))).chosen.token for stream in streams]
     service.one_dies(stage)
@@ -225,7 +225,7 @@ def of_sources() -> Expected:
 async def test_streams_of_an_encoder_decoder_survive_the_loss_of_a_replica(
     of_sources: Expected, cut: int | None
 ) -> None:
-    """Sources hop whole, and come again where a replica dies."""
+    """Sources are sent as a whole, and again if a replica dies."""
     async with served(plan(cut), an_encoder_decoder, PAD[KIND]) as service:
         said = await soon(asyncio.gather(*(all_of(service.begin(source)) for source in of_sources)))
         assert said == list(of_sources.values())
@@ -246,7 +246,7 @@ async def test_a_stream_whose_first_tokens_left_early_waits_for_room_in_the_last
     async with served(plan(3), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
         streams = [all_of(service.begin(prompt)) for prompt in expected]
         said = await soon(asyncio.gather(*streams, return_exceptions=True))
-        assert said[:3] == list(expected.values())[:3]  # of the others, some are refused
+        assert said[:3] == list(expected.values())[:3]  # some of the others are refused
 
 
 async def test_pages_are_freed_when_a_caller_disconnects_during_a_batch(service: Service, expected: Expected) -> None:

@@ -1,4 +1,4 @@
-"""Probes among a real decoder's streams: their callers get the full model's text, the controller what ramps say."""
+"""Probes among a real decoder's streams: callers get the full model's text, and the controller the ramps' results."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["expected"]
 LAST = NUM_BLOCKS - 1
 Said = list[tuple[int, int]]
 Row = tuple[float, ...]
-"""Of a token: its exit under the plan, and of both ramps the score and whether it says another."""
+"""Of a token: its exit under the plan, and for both ramps the score and whether its answer differs."""
 
 
 @pytest.fixture(scope="module")
 def alone(expected: dict[tuple[int, ...], Said]) -> dict[tuple[int, ...], Generated]:
-    """By prompt, what the full model says of it, every ramp looking, where nothing is served."""
+    """Returns, by prompt, the full model's tokens with the results of every ramp, without a service."""
     asked = GenerationOptions(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(THRESHOLD), look=True)
     model = decoder(hf_decoder())
     return dict(zip(expected, generate(model, list(expected), asked), strict=True))
@@ -49,7 +49,7 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
 
 
 def rows_of(generated: Generated) -> list[Row]:
-    """What an ingress should see of a sequence, by the same thresholds."""
+    """Returns the expected observations of a sequence under the same thresholds."""
     rows = []
     for look in generated.looks:
         exit_block = next((ramp for ramp in (1, 2) if look[ramp].score >= THRESHOLD), LAST)
@@ -66,7 +66,7 @@ def seen_rows(seen: Observations | None) -> list[Row]:
 
 
 def assert_same(rows: list[Row], wanted: list[Row]) -> None:
-    """In any order: rows come as sequences do. Batches round differently."""
+    """Compares rows in any order and up to rounding, because sequences and batches vary."""
     np.testing.assert_allclose(sorted(rows), sorted(wanted), atol=1e-3)
 
 
@@ -95,7 +95,7 @@ async def test_probes_do_not_change_the_tokens_of_other_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prompts, core = list(expected), service.dispatcher.core
-    monkeypatch.setattr(core, "_rng", SimpleNamespace(random=cycle([0.0, 1.0]).__next__))  # every other one is a probe
+    monkeypatch.setattr(core, "_rng", SimpleNamespace(random=cycle([0.0, 1.0]).__next__))  # every other is a probe
     monkeypatch.setattr(core, "options", replace(core.options, probe_share=0.5))
     said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
     full = [[(token, LAST) for token in alone[prompt].answer] for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Which of a stage's replicas takes a call, which the inputs of sequences, and links to replicas and the controller."""
+"""The choice of replicas for calls and sequences, and links to replicas and the controller."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FIRST = "split-cpu-0"
 
 
 def placed(*avoided: str, shares: tuple[float, ...] = (1.0,)) -> PlacedPlan:
-    """Chains of one stage of one block, whose replicas of these names rest."""
+    """Returns a plan of chains with one stage of one block, which avoids these replicas."""
     stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=1, batch=BATCH),))
     plan = Plan(stages=(stage,) * len(shares), shares=shares, epoch=1)
     return PlacedPlan(plan=plan, avoided=dict.fromkeys(avoided, "cpu"))
 
 
 class Slot:
-    """A stage's fake replicas, their board, and the links that follow it."""
+    """The fake replicas of a stage, their directory, and the links that follow it."""
 
     def __init__(self) -> None:
         self.board = ReplicaDirectory()
@@ -48,7 +48,7 @@ class Slot:
         self._asked: asyncio.Queue[Asked] = asyncio.Queue()
 
     async def has(self, *names: str) -> None:
-        """These replicas and no others, all of which are up when this returns."""
+        """Announces exactly these replicas, and waits until all of them are up."""
         new = [self.make(name) for name in names if name not in self.replicas]
         for replica in new:
             await replica.listen()
@@ -57,16 +57,16 @@ class Slot:
             await soon(replica.words.get())
 
     def make(self, name: str) -> FakeReplica:
-        """A replica that does not listen yet and is not announced."""
+        """Returns a replica that does not listen yet and is not announced."""
         replica = self.replicas[name] = FakeReplica(name, asked=self._asked)
         return replica
 
     async def announce(self, *names: str) -> None:
-        """As Serve's router does, in a thread of its own."""
+        """Announces replicas from another thread, like Serve's router."""
         await asyncio.to_thread(self.board.announce, {name: self.replicas[name].address for name in names})
 
     def avoid(self, *replicas: str) -> None:
-        """These get no work from now on."""
+        """Avoids these replicas from now on."""
         self.links.follow(placed(*replicas))
 
     def call(self, sample_ids: str, *placements: KVPlacement, left_s: float = math.inf) -> AwaitedCall:
@@ -76,11 +76,11 @@ class Slot:
         return self._calls[-1]
 
     def call_of(self, *placements: KVPlacement) -> AwaitedCall:
-        """Of these sequences an input each."""
+        """Returns a call with one input for each of these sequences."""
         return self.call("abcdefgh"[: len(placements)], *placements)
 
     async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
-        """New sequences, which one call brings to a replica, and whose they are now."""
+        """Starts new sequences in one call; returns their placements and their replica."""
         placements = [KVPlacement(number) for number in numbers]
         self.call_of(*placements)
         asked = await self.asked()
@@ -88,16 +88,16 @@ class Slot:
         return placements, asked.replica
 
     async def asked(self) -> Asked:
-        """The next call that reaches a replica."""
+        """Returns the next call that reaches a replica."""
         return await soon(self._asked.get())
 
     async def sent(self, sample_ids: str) -> tuple[AwaitedCall, Asked]:
-        """A call, and the replica that it reached."""
+        """Sends a call; returns it and the replica that it reached."""
         call = self.call(sample_ids)
         return call, await self.asked()
 
     async def taker(self, sample_ids: str) -> str:
-        """The replica that takes a call, which stays open."""
+        """Returns the replica of a new call, which stays open."""
         _, asked = await self.sent(sample_ids)
         return asked.replica
 
@@ -118,7 +118,7 @@ async def slot() -> AsyncIterator[Slot]:
     await slot.end()
 
 
-# Which replica
+# The choice of a replica
 
 
 @pytest.mark.parametrize("how", ["answered", "refused", "given-up"])
@@ -141,12 +141,12 @@ async def test_avoided_replicas_are_left_out_while_there_are_others(slot: Slot) 
     slot.avoid("a", "b", "elsewhere")
     assert {await slot.taker("x") for _ in range(5)} == {"c"}
     slot.avoid("b")
-    assert {await slot.taker("x") for _ in range(4)} == {"a"}  # c is at its second batch
+    assert {await slot.taker("x") for _ in range(4)} == {"a"}  # c has begun its second batch
     slot.avoid()
     assert await slot.taker("x") == "b"  # idle, and no longer avoided
 
 
-# Coming and going
+# Replicas that start and end
 
 
 async def test_new_sequences_fill_one_replica_after_the_other(
@@ -217,7 +217,7 @@ def test_a_plan_on_types_without_replicas_is_refused() -> None:
 
 
 class Scene:
-    """A link and the replica at its other end."""
+    """A link, and the replica at its other end."""
 
     def __init__(self, replica: FakeReplica) -> None:
         self.replica = replica
@@ -252,7 +252,7 @@ class Scene:
 
 @pytest.fixture
 async def down() -> AsyncIterator[Scene]:
-    """Nothing listens yet."""
+    """A scene in which the replica does not listen yet."""
     scene = Scene(FakeReplica())
     yield scene
     await scene.end()
@@ -260,7 +260,7 @@ async def down() -> AsyncIterator[Scene]:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    """The link is up."""
+    """A scene in which the link is up."""
     replica = FakeReplica()
     await replica.listen()
     scene = Scene(replica)
