@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -181,11 +182,10 @@ def build_api(
         handlers.append(GenerateRoutes(backend, wall or WallClock()))
     endpoints: dict[str, Endpoint] = {}
     for operation in OPERATIONS:
-        for each in handlers:
-            if hasattr(each, operation.name):
-                for path in operation.paths:
-                    endpoint = endpoints.setdefault(path, Endpoint(backend, path, gate, tracer))
-                    endpoint.handlers[operation.method] = getattr(each, operation.name)
+        found = [getattr(each, operation.name) for each in handlers if hasattr(each, operation.name)]
+        for path, handler in product(operation.paths, found):
+            endpoint = endpoints.setdefault(path, Endpoint(backend, path, gate, tracer))
+            endpoint.handlers[operation.method] = handler
     app = route(endpoints, Endpoint(backend, "unknown", gate))
     if not cors_origins:
         return app

@@ -146,21 +146,20 @@ class Sender:
                 return [_row(each, prediction) for each, prediction in zip(batch, predictions, strict=True)]
             except OfframpError as raised:
                 error = raised
-            now_s, is_over = self._clock.now_s(), True
-            is_broken = isinstance(error, NoServerError)  # it may come back
-            if is_broken or isinstance(error, RetryableError | DeadlineError):
+            now_s, is_broken = self._clock.now_s(), isinstance(error, NoServerError)  # a lost server may come back
+            is_busy = is_broken or isinstance(error, RetryableError | DeadlineError)
+            if not is_busy and error.http_status not in INPUT_STATUSES:
+                raise error
+            if is_busy:
                 self._busy_since_s = min(self._busy_since_s, now_s)
                 if not is_again:
                     async with self._sending_again:
                         return await self.rows(batch, is_again=True)
-                is_over = self._busy_since_s <= now_s - self._job.timeout_s
-                if not is_over:
-                    await self._sleep(pause_s(error, attempt, self._rng))
-            elif error.http_status not in INPUT_STATUSES:
+            if is_busy and self._busy_since_s > now_s - self._job.timeout_s:
+                await self._sleep(pause_s(error, attempt, self._rng))
+            elif is_broken:
                 raise error
-            if is_over and is_broken:
-                raise error
-            if is_over and (len(batch) == 1 or sent_s <= now_s - self._job.timeout_s):
+            elif len(batch) == 1 or sent_s <= now_s - self._job.timeout_s:
                 return [{**each.id_columns, "error": f"{error.kind}: {error}"} for each in batch]
             if len(batch) > 1:
                 halves = batch[: len(batch) // 2], batch[len(batch) // 2 :]

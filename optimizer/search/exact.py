@@ -148,11 +148,11 @@ class ExactSearch:
             chains = self._relaxed_chains(required, required / high, self.graph.problem.max_usd_per_hour)
             if chains is None:
                 width = self._after_too_many_labels((high - required) / high)
-                if self.labels_left <= 0:
-                    if best is None and self.space.splits_per_stage:
-                        return replace(self._simpler().highest_rate(any_plan=any_plan), bound=high)
-                    return self._found(best, high)
-                continue
+                if self.labels_left > 0:
+                    continue
+                if best is None and self.space.splits_per_stage:
+                    return replace(self._simpler().highest_rate(any_plan=any_plan), bound=high)
+                return self._found(best, high)
             faster = [plan for plan in self._feasible_plans(chains, required) if plan.figures.rate_per_s > low]
             self._plans.extend(faster)
             if faster:
