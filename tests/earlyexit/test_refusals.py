@@ -1,4 +1,4 @@
-"""What is refused, one case per rule; `refusals.txt` beside this file has every message, word for word.
+"""Refusals, one case per rule; `refusals.txt` beside this file has every message, word for word.
 
 `refusals.yaml` has what is given in cases that need no code.
 
@@ -126,7 +126,7 @@ def named(spec: Mapping[str, Any]) -> object:
 
 
 def text_codec(name: str, max_length: int = 3) -> Any:
-    """With a token for every word."""
+    """Returns a codec with a token for every word."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

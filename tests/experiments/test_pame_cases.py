@@ -25,7 +25,7 @@ def searched(losses_NE: FloatArray, kept: float) -> tuple[Candidate, ThresholdSe
 
 @pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
 def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
-    """Of ten inputs: 0.50 lets all leave, and three are wrong."""
+    """At threshold 0.50, all ten inputs leave, and three are wrong."""
     found, search = searched(AGREEMENT, kept)
     assert search.thresholds == search.alone == {0: threshold}
     assert found.leaving == pytest.approx(leaving)
@@ -47,7 +47,7 @@ def test_precision_is_relative_to_the_full_models() -> None:
 
 @pytest.mark.parametrize(("kept", "ramp"), [(0.99, 1), (0.75, 1), (0.7, 0)])
 def test_an_exit_that_costs_precision_is_not_taken(kept: float, ramp: int) -> None:
-    """At ramp 0, the answer of one of four inputs is wrong. More than the share `kept` is asked for."""
+    """Ramp 0 answers one of four inputs wrong. The share of right answers must exceed `kept`."""
     lossy = exit_records(np.ones((4, 2)), [[1, 0], [0, 0], [0, 0], [0, 0]])
     search = ThresholdSearch(lossy, (0.5,), np.column_stack([lossy.losses_NR, np.zeros(4)]), kept)
     assert exits_of(find_exits(FOUR, (0, 1), 4, search)) == (ramp,)

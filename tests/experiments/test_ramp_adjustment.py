@@ -18,7 +18,7 @@ NEVER = SCORES["confidence"].never
 NUM_BLOCKS = 11
 TIMES = Batching(table=LatencyTable.of_rows((1,), [[1.0]] * NUM_BLOCKS, [[0.1]] * 10), ramps=tuple(range(10)), size=1)
 BUDGET = 0.03
-"""Of 11 seconds: three ramps of 0.1 s."""
+"""A share of the 11 seconds of all blocks; three ramps of 0.1 s fit."""
 
 
 def leaving(counts: dict[int, int], number: int) -> ExitRecords:

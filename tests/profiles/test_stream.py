@@ -156,7 +156,7 @@ def test_early_inputs_of_a_window_are_kept_as_often_as_late_ones() -> None:
 
 
 def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept() -> None:
-    """Of 6000 inputs in 120 s and 1000 in the next 20 s both windows keep 200; pooled, a sixth are late."""
+    """Both windows keep 200 inputs: of 6000 in 120 s, and of 1000 in 20 s. Pooled, one is late per six early ones."""
     kept = stream(200)
     kept.take_in(inputs(np.linspace(0.0, 119.9, 6000)))
     kept.take_in(inputs(np.linspace(120.0, 139.9, 1000)))

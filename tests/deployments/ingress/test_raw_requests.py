@@ -39,7 +39,7 @@ class Case:
     """Whether the caller then closes its half of the connection."""
     keys: bool = False
     headers: tuple[tuple[str, str], ...] = ()
-    """Of the last answer."""
+    """The headers of the last answer."""
 
 
 def refused(sent: bytes, status: int = 400, kind: str = "input", **more: Any) -> Case:

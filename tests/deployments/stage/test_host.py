@@ -126,7 +126,7 @@ async def replica(settings: ServeSettings) -> AsyncIterator[Replica]:
 
 
 class OneThreshold(RecordedRunner):
-    """Whatever the policy is."""
+    """Uses the same threshold for every policy."""
 
     def follow(self, policy: object) -> None:
         super().follow(0.5)

@@ -50,7 +50,7 @@ def prompt_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
 
 
 def prompt_codec(folder: Path, *, template: str | None = TEMPLATE, max_length: int = 128) -> PromptCodec:
-    """Loaded."""
+    """Returns a loaded codec."""
     codec = PromptCodec(max_length)
     codec.load(prompt_folder(folder, template=template))
     return codec

@@ -69,7 +69,7 @@ SMALL = ImageSize(height=4, width=6)
 
 
 def reference(pixels: Pixels, size: ImageSize) -> Pixels:
-    """What torchvision's Resize and CenterCrop do on a PIL image: first the whole image, then the cut."""
+    """Resizes and crops a PIL image as torchvision's Resize and CenterCrop do: the whole image is resized first."""
     assert size.shortest_edge is not None
     height, width, _ = pixels.shape
     shorter = min(width, height)

@@ -133,7 +133,7 @@ def test_a_text_is_pruned_by_the_importance_of_its_tokens(folder: Path) -> None:
 
 
 def whole(folder: Path, text: str, max_length: int) -> list[int]:
-    """What the tokenizer itself makes of a text, cut."""
+    """Returns the tokenizer's own ids of a text, truncated."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)

@@ -18,7 +18,7 @@ def write_image(path: Path, pixels: np.ndarray) -> None:
 
 
 def write_turned(path: Path, pixels: np.ndarray) -> None:
-    """As a camera does that is held sideways: to be seen turned right by 90 degrees."""
+    """Writes an image as a camera held sideways does: viewers turn it right by 90 degrees."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     path.parent.mkdir(parents=True, exist_ok=True)

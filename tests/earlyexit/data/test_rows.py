@@ -354,7 +354,7 @@ def test_joints_are_resized_with_their_image(tmp_path: Path) -> None:
 
 
 def test_joints_that_are_cropped_are_not_visible() -> None:
-    """Of 64 x 32 pixels the middle 32 x 32 are kept."""
+    """The middle 32 x 32 of 64 x 32 pixels are kept."""
     size = ImageSize(height=32, width=32, shortest_edge=32)
     found = scaled_joints(np.array([[15, 3], [16, 3], [47, 31], [48, 31]], dtype=np.float32), (64, 32), size)
     assert np.isnan(found[[0, 3]]).all()

@@ -24,7 +24,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, int]]] = {
 
 
 def hf_config(family: str, **config: Any) -> Any:
-    """Of three blocks and inputs of up to 32 tokens."""
+    """Returns a config of three blocks and inputs of up to 32 tokens."""
     kind, sizes = FAMILIES[family]
     return kind(**{"vocab_size": 100, **sizes, **config})
 

@@ -12,7 +12,7 @@ from earlyexit.tasks.base import ValueArray
 
 SIZE = 8
 SHAPES = (((4, 8, 8),), ((6, 4, 4), (4, 8, 8)), ((8, 2, 2),), ((10,),))
-"""What crosses after every block."""
+"""The shapes of the tensors that cross the boundary after each block."""
 PIXELS = TensorSpec(name="pixels", shape=(SIZE, SIZE, 3), dtype="uint8")
 
 

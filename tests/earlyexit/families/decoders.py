@@ -59,7 +59,7 @@ def hf_decoder(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 
 
 def decoder(hf_model: LlamaForCausalLM, *, num_pages: int = 64) -> EarlyExitModel:
-    """Ours of the same weights, with ramps after blocks 1 and 2 whose answers are anything."""
+    """Returns our model of the same weights, with ramps after blocks 1 and 2 that answer at random."""
     torch.manual_seed(1)
     model = model_of(Llama().from_transformers(hf_model), ramps=(1, 2), num_pages=num_pages)
     for ramp in (1, 2):
@@ -78,7 +78,7 @@ def model_of(
     style: RampStyle = "light",
     seed: int | None = None,
 ) -> EarlyExitModel:
-    """With untrained ramps, over a store of its own."""
+    """Returns a model with untrained ramps and a store of its own."""
     assert isinstance(pretrained.backbone, DecoderBackbone)
     task, options = TokenTask(pretrained.backbone.config.vocab_size), RampOptions(at=ramps, style=style, pooling="last")
     codec = {"name": "text", "max_length": 128}
@@ -93,14 +93,14 @@ def backbone_of(model: EarlyExitModel) -> DecoderBackbone:
 
 
 def sequence(prompt: Sequence[int], *, chunk: int = 64, stops: Sequence[str] = (), **changes: Any) -> TokenSequence:
-    """Twelve tokens, the likeliest ones, unless `changes` say otherwise."""
+    """Returns a sequence of twelve tokens, the most likely ones, unless `changes` differ."""
     options: dict[str, Any] = {"max_tokens": 12, "max_length": 128, "ends": (), "sampling": Sampling()}
     text = TextStream(byte_tokenizer(), prompt, stops)
     return TokenSequence(prompt, text, chunk=chunk, **options | changes)
 
 
 def say(sequence: TokenSequence, tokens: Sequence[int]) -> None:
-    """Have a decoder have said these."""
+    """Answers a sequence's steps with these tokens."""
     sequence.begin(1)
     for token in tokens:
         while sequence.answered(np.array([[token], [0.0]]), 0) is None:
@@ -118,7 +118,7 @@ class Handfuls:
     seed: int = 0
 
     def run(self, sequences: Mapping[int, TokenSequence], *, end: bool = True) -> dict[int, list[StepResult]]:
-        """What every sequence said, by its number; `end`: whether they give back their pages."""
+        """Returns the steps of each sequence, by its number; `end`: whether sequences return their pages."""
         cuts = cuts_of(self.model, self.policy, self.bounds, self.ramps)
         said: dict[int, list[StepResult]] = {number: [] for number in sequences}
         for number, each in sequences.items():

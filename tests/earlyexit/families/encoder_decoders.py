@@ -20,9 +20,9 @@ from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, model_of
 
 KINDS = ("t5", "t5 gated", "marian")
 PAD = {"t5": 0, "t5 gated": 0, "marian": VOCABULARY - 1}
-"""What answers start with."""
+"""The token that answers start with."""
 SURER = {"t5": 0.5, "t5 gated": 0.2, "marian": 6.0}
-"""By how much ramps are made surer, so that some tokens leave at each: states of T5 are large."""
+"""Factors on ramps' weights with which some tokens leave at each: hidden states of T5 are large."""
 SIZES = {"vocab_size": VOCABULARY, "d_model": 48, "d_ff": 64}
 
 

@@ -120,7 +120,7 @@ class PublishedVgg(nn.Module):
 
 
 def normalised(images_BHWC: Tensor) -> Tensor:
-    """As torchvision's transforms do it: from 0 to 1, less the mean, over the deviation."""
+    """Normalizes pixels as torchvision's transforms do: to 0 to 1, less the mean, divided by the deviation."""
     return (images_BHWC.permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
 
 

@@ -97,12 +97,12 @@ def test_the_number_of_a_sequence_is_sent_in_two_halves(number: int) -> None:
 
 RAMPS = (1, 2)
 Told = dict[int, list[tuple[int, int]]]
-"""Of every sequence the tokens it said, and the block that each left after."""
+"""The generated tokens of each sequence, and the block that each left after."""
 
 
 @pytest.fixture(scope="module")
 def models(reference: LlamaForCausalLM) -> list[EarlyExitModel]:
-    """One for every block that a stage may begin with."""
+    """One model for each block that a stage may begin with."""
     return [decoder(reference) for _ in range(NUM_BLOCKS)]
 
 
@@ -115,13 +115,13 @@ class Stages:
     """Replicas of one stage each, and an ingress that holds every sequence's next step."""
 
     models: Mapping[int, EarlyExitModel]
-    """By their stage's first block."""
+    """The models by the first block of their stage."""
     cuts: Mapping[int, Cut]
     seed: int = 0
     hops: list[int] = field(default_factory=list)
-    """Of every hop, how many rows came along."""
+    """The number of rows that came along in each hop."""
     arrived: list[tuple[int, int, int]] = field(default_factory=list)
-    """Of every hop the sequence, and which of its tokens, from the first up to the last."""
+    """The sequence of each hop, and its first token and the one after its last."""
     policy: ExitPolicy = SOMETIMES
 
     @classmethod
@@ -211,7 +211,7 @@ def test_thresholds_decay_under_any_cut(models: list[EarlyExitModel], expected: 
 
 @pytest.fixture(scope="module")
 def expected(reference: LlamaForCausalLM) -> Mapping[Fill, Told]:
-    """By the unsplit model; both kinds of fills differ, and tokens leave everywhere."""
+    """The tokens of the unsplit model: both kinds of fill differ, and tokens leave at every exit."""
     found: dict[Fill, Told] = {}
     model = decoder(reference)
     fills: tuple[Fill, ...] = ("compute", "copy")
@@ -225,7 +225,7 @@ def expected(reference: LlamaForCausalLM) -> Mapping[Fill, Told]:
 
 
 def test_no_token_hops_twice(models: list[EarlyExitModel]) -> None:
-    """A survivor brings what left since the last one, and nothing of what has hopped."""
+    """A survivor brings the rows that left since the last hop, and none that have hopped."""
     stages, sequences = Stages.of(models, (0, 3, 5), "compute"), begun()
     stages.run(sequences)
     for number in sequences:
@@ -237,7 +237,7 @@ def test_no_token_hops_twice(models: list[EarlyExitModel]) -> None:
 
 SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
 ANYHOW = [((0, 5), 64, 0, 1), ((0, 2, 5), 64, 1, 4), ((0, 1, 2, 3, 4, 5), 64, 2, 16), ((0, 3, 5), 1, 3, 5)]
-"""Where it is cut, the most tokens in one step, which sequences run together, and the tokens of a page."""
+"""Bounds of splits, the most tokens in one step, the seed of handfuls, and the tokens of a page."""
 
 
 START = {"llama": None} | PAD

@@ -111,7 +111,7 @@ def test_inputs_longer_than_the_largest_distance_equal_those_of_transformers() -
 
 NEVER = ConfidencePolicy(2.0)
 LENGTHS = ((2, 3), (9, 2), (4, 12), (1, 1), (6, 6))
-"""Of the first and the second text of every pair."""
+"""Tokens in the first and the second text of each pair."""
 STARS = RegressionTask(scale=4.0, offset=3.0)
 
 
@@ -198,7 +198,7 @@ SIZE = (40, 72)
 SIDES = {"height": SIZE[0], "width": SIZE[1]}
 CLASSES = tuple(f"class-{k}" for k in range(5))
 PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
-"""Of torchvision's networks with 1000 classes, as its documentation has them."""
+"""Parameters of torchvision's ResNets with 1000 classes, from its documentation."""
 
 
 def resnet(depth: int) -> nn.Module:

@@ -87,7 +87,7 @@ MODELS: Mapping[str, Callable[[], EarlyExitModel]] = {
     "segmentation": lambda: segmentation_model(45, 60, style="maps"),
     "segmentation, deconvolutions": lambda: segmentation_model(45, 60, style="deconv", head="deconv"),
 }
-"""Of every family and kind of head, as small as they come."""
+"""A model of every family and kind of head, as small as possible."""
 
 
 def _vgg(**settings: Any) -> VggConfig:

@@ -200,7 +200,7 @@ CASES: dict[str, tuple[Callable[[Path], Case], list[tuple[tuple[int, ...], bool]
     "resnet, dynamo": (partial(resnet, by_dynamo=True), [((16, 12, 12), False)]),
     "bert, dynamo": (partial(bert, by_dynamo=True), [((32,), True)]),
 }
-"""By name: the function that builds the graph in a folder, the shapes after its first block, and whether per token."""
+"""Functions that build graphs in a folder; the shapes after the first block, and whether they are per token."""
 
 
 @pytest.mark.parametrize(

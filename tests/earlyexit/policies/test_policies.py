@@ -62,7 +62,7 @@ def decide(policy: ExitPolicy, ramp: int = 0) -> Decision:
 
 
 def labels_of(*labels: int) -> ExitOutput:
-    """Of inputs whose likeliest label is the given one."""
+    """Returns the output of inputs whose most likely labels are `labels`."""
     logits_BC = 5 * torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
     return ExitOutput(LabelTask(("a", "b", "c")), logits_BC)
 
@@ -187,7 +187,7 @@ MIDDLE = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 LARGE = torch.tensor([[0.2, 0.45, 0.35], [0.5, 0.3, 0.2]])
 PAIR = ("x", "y")
 HALF = 2.5e-4
-"""What half precision may cost a probability."""
+"""The largest error of a probability in half precision."""
 NEVER = ConfidencePolicy(2.0)
 
 
@@ -196,7 +196,7 @@ def says(probabilities_BC: Tensor) -> ExitOutput:
 
 
 def ended(policy: ExitPolicy, *said: tuple[int, Tensor]) -> Tensor:
-    """What is carried after these ends said so."""
+    """Returns the policy's state after these exits."""
     state_BS = policy.initial_state(2, 3, CPU)
     for end, probabilities_BC in said:
         state_BS = policy.decide(end, says(probabilities_BC), state_BS, PAIR).state_BS

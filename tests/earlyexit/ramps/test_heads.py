@@ -198,7 +198,7 @@ def sharing(style: RampStyle) -> EarlyExitModel:
 
 
 def exits_of(model: EarlyExitModel, policy: ExitPolicy, bounds: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Of every token: its sequence, itself, the block it left after."""
+    """Returns the sequence of each token, the token, and the block that it left after."""
     sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
     said = Handfuls(model=model, policy=policy, bounds=bounds, ramps=RAMPS).run(sequences)
     return [(number, each.chosen.token, each.exit) for number, steps in said.items() for each in steps]
@@ -248,7 +248,7 @@ def test_the_vocabulary_is_computed_once_per_batch(monkeypatch: pytest.MonkeyPat
 
 
 def first_steps(model: EarlyExitModel) -> list[Piece]:
-    """Of every prompt."""
+    """Returns the first step of every prompt."""
     sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
     for number, each in sequences.items():
         each.begin(number)

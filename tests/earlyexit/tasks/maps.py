@@ -48,13 +48,13 @@ def logits_of(classes: Sequence[Sequence[int]], probability: float = 0.9) -> Ten
 
 
 def png_with_large_text() -> bytes:
-    """Of 6 x 4 grey pixels, and a text that unfolds to more than Pillow takes."""
+    """Returns an image of 6 x 4 grey pixels with a text that decompresses to more than Pillow accepts."""
     text = (b"zTXt", b"k\0\0" + zlib.compress(bytes(3 << 20)))
     return png_chunks((6, 4, 8, 0), [bytes(6)] * 4, text)
 
 
 def ids(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.uint8]:
-    """A mask."""
+    """Returns a mask."""
     return np.array(rows, dtype=np.uint8)
 
 
@@ -92,7 +92,7 @@ def build(channels: int = 4, stride: int = 2, height: int = 4, width: int = 6) -
 
 
 def model_of_maps() -> EarlyExitModel:
-    """Of `STREET`, ramps after both blocks but the last; untrained."""
+    """Returns an untrained model of `STREET` with ramps after all blocks but the last."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         pretrained, family = load_pretrained(f"{__name__}:build")

@@ -440,7 +440,7 @@ def test_mixed_precision_keeps_weights_in_float32() -> None:
 
 
 def test_a_last_batch_of_one_input_does_not_harm_batch_norms() -> None:
-    """Of a 1 x 1 map a norm has no variance; torch refuses it."""
+    """A single 1 x 1 map has no variance, so torch refuses to normalize it."""
     model = joint_resnet(side=4)
     assert model.takes(model.num_blocks)[0].shape[1:] == (1, 1)
     encoded, labels = pictures(ROWS, side=4)

@@ -19,7 +19,7 @@ LOST_S = 8.0
 
 
 class Lost(NamedTuple):
-    """What holds a lost accelerator."""
+    """The holder of a lost accelerator."""
 
     at_s: float
 

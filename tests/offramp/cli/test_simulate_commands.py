@@ -155,7 +155,7 @@ def test_a_chain_with_a_large_share_limits_the_rate_and_each_has_its_own_row(
 
 
 def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
-    """Of 4 blocks with ramps after 0 to 2; answers alternate, so no ramp repeats the one before it."""
+    """There are 4 blocks with ramps after 0 to 2; answers alternate, so no ramp repeats the one before it."""
     text = PROBLEM.replace("blocks: 2", "blocks: 4").replace("[0]", "[0, 1, 2]").replace("[1.0, 0.5]", "[1, 1, 1, 1]")
     row = "[0.001, 0.001, 0.001]"
     text = text.replace(f"[{row}, {row}]", f"[{row}, {row}, {row}, {row}]")
@@ -259,7 +259,7 @@ def test_without_a_plan_the_binding_limit_is_reported(problem: Path, capsys: Cap
 
 
 def interrupted(*, warm_up_s: float) -> Outcome:
-    """Of 10 s, in which a request arrives every second; the one at 4 s was under way, the next had not arrived.
+    """Returns a run of 10 s with a request each second that ends at 4 s, with the request of 4 s in flight.
 
     Until then the device was busy for 2 s.
     """

@@ -33,7 +33,7 @@ from tests.clock import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
 STOPPING = "Path '/predict' not found. Ping http://.../-/routes for available routes."
-"""What Serve's proxy answers while a service stops."""
+"""The answer of Serve's proxy while a service stops."""
 
 
 class HalfwayRandom(random.Random):

@@ -398,7 +398,7 @@ __all__ = ["calibrated", "models", "rows"]
 
 JOB = CalibrateJob(budget=0.05, confidence=0.8, ensemble=True, source="data.csv")
 SKILLS = {0: 0.5, 2: 1.5, 3: 0.5, 4: 1.5, 5: 1.6}
-"""What is added to the output of the true label, by exit."""
+"""By exit, the amount that is added to the output of the true label."""
 
 
 def rows_of(folder: Path, count: int = 4000) -> LabelledRows:

@@ -1,4 +1,4 @@
-"""Where foreign models are cut, and for which of their outputs."""
+"""The blocks at which foreign models are cut, and the outputs that are used."""
 
 from __future__ import annotations
 

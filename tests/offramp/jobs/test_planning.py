@@ -158,7 +158,7 @@ def test_a_batch_that_never_fills_by_the_exit_records_takes_an_endless_time() ->
 
 
 def test_strategies_are_compared_with_nested_survival_although_the_records_prefer_another_plan() -> None:
-    """With the ramp, 3 replicas do 2 in 1 ms: 12000/s if half of all get there, 6000/s if all do. Stock does 8000/s."""
+    """Behind the ramp, 3 replicas serve 6000/s: 12000/s if half of the inputs pass the ramp. Stock serves 8000/s."""
     stock = (replace(STOCK[0], replicas=4),)
     ramped = (
         replace(BEST[0], replicas=4, splits=(Split(first=0, end=1, batch=8, ramps=(0,)),)),

@@ -1,4 +1,4 @@
-"""What jobs refuse, one case per rule; `python -m tests.refusals offramp.jobs` writes `refusals.txt` anew.
+"""The refusals of jobs, one case per rule; `python -m tests.refusals offramp.jobs` writes `refusals.txt` anew.
 
 Rows, models and networks are those of the modules that test the jobs.
 """
