@@ -124,7 +124,7 @@ class Serve:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
-async def test_serves_controller_is_called_by_name_and_its_errors_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_of_serves_controller_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"SERVE_CONTROLLER_ACTOR": Serve({"applications": {}})}
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: there[name])
     assert await find_applications() == {"asked": (), "applications": {}}

@@ -155,7 +155,7 @@ def test_a_request_with_a_trace_is_sent_to_the_collector(tiny: Tiny, http: httpx
     assert sum(span.seconds for span in each.children) == pytest.approx(each.seconds, rel=0.01)
 
 
-def test_killed_replicas_are_replaced_and_no_answer_is_lost(tiny: Tiny, http: httpx.Client) -> None:
+def test_no_answer_is_lost_while_killed_replicas_are_replaced(tiny: Tiny, http: httpx.Client) -> None:
     """Late in the file, because the stages' counts restart."""
     killed = [replica["pid"] for [replica] in http.get("/stats").json()["stages"]]
     with under_load(tiny.texts, clients=8) as load:

@@ -41,7 +41,7 @@ def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average_or_t
     assert found[-1].c == 0
 
 
-def test_the_fastest_candidate_that_is_accurate_enough_and_without_a_heavy_tail_is_selected() -> None:
+def test_the_fastest_accurate_candidate_without_a_heavy_tail_is_selected() -> None:
     slow = model("slow", 20.0, [0.9] * 4, [1, 1, 1, 0])  # reroutes all at 0.95: 46 > 1.5 x 26
     found = list(candidates([slow, LARGE], STEEP))
     assert all(each.tail_latency_s <= 1.5 * 26 for each in found)

@@ -446,7 +446,7 @@ def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
     return plain if asked is None else plain.with_rate(asked * lengths.mean)
 
 
-def test_inputs_are_weighted_by_their_tokens_and_so_are_longer_survivors() -> None:
+def test_rates_and_survival_are_weighted_by_tokens() -> None:
     problem = one_block(lengths=Lengths.of([16, 48]))
     figures = evaluate(problem, (Stage(device="gpu", replicas=1, splits=(Split(first=0, end=1, batch=8),)),))
     assert figures.rate_per_s == pytest.approx(8 / 0.009)

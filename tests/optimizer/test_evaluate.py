@@ -136,7 +136,7 @@ def test_if_inputs_stay_batches_neither_shrink_nor_wait_longer() -> None:
     assert figures.stages[0].work_s == pytest.approx((0.023 + 0.064) / 4)
 
 
-def test_a_feasible_plan_has_no_violations_and_expensive_ramps_are_one() -> None:
+def test_violations_are_the_constraints_that_a_plan_breaks() -> None:
     problem = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10, ramp_budget=0.02))
     assert broken(problem, stage(split(0, 3))) == []
     assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, and 2.000% are allowed"

@@ -68,7 +68,7 @@ def test_a_budget_that_pays_for_no_further_device_binds(budget: float, is_bound:
     assert (said in texts(tight)) is is_bound
 
 
-def test_fills_are_means_and_a_strategy_is_compared_with_the_best() -> None:
+def test_an_explanation_has_mean_fills_and_the_gain_over_a_strategy() -> None:
     whole = Stage(device="V100", replicas=2, splits=(Split(first=0, end=2, batch=4, ramps=(0,)),))
     stock = planned(PROBLEM, (replace(whole, splits=(Split(first=0, end=2, batch=4),)),), "stock")
     early = planned(PROBLEM, (whole,), "early-exit")

@@ -59,7 +59,7 @@ ORDERS: list[tuple[OrderSpec, object]] = [
 """Orders, and how a plan file says them."""
 
 
-def test_a_plan_is_read_from_yaml_and_from_json_whose_keys_are_strings(tmp_path: Path) -> None:
+def test_plans_are_read_from_yaml_or_json(tmp_path: Path) -> None:
     assert read_plan(written(tmp_path / "plan.yaml", GOOD), SHAPE) == PLAN
     text = json.dumps(plan_document(PLAN))
     assert '"1": 0.9' in text

@@ -93,7 +93,7 @@ def test_accepted_thresholds_disagree_no_more_than_the_test_allows(score: Score,
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-def test_all_inputs_leave_at_a_ramp_that_is_always_right_and_none_at_one_that_is_wrong(agrees: bool) -> None:
+def test_inputs_leave_only_at_a_ramp_that_is_right(agrees: bool) -> None:
     records = constant(300, confidence=0.9, agrees=agrees)
     assert learn_then_test(records, records, Guarantee()).tested.exit_counts == {0 if agrees else 1: 300}
 

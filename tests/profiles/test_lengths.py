@@ -20,7 +20,7 @@ def mean_filled(lengths_N: list[int], budget: int) -> float:
     return float(np.mean(batches))
 
 
-def test_lengths_have_a_mean_and_bounds_and_can_be_scaled() -> None:
+def test_lengths_have_a_mean_and_bounds_also_if_stretched() -> None:
     lengths = Lengths.of([2, 2, 8])
     assert lengths.mean == pytest.approx(4.0)
     assert (lengths.shortest, lengths.longest) == (2, 8)

@@ -93,7 +93,7 @@ def kept(figures: Figures) -> float:
         pytest.param(3.0, 1.0, NARROW_S, id="last-stage-narrow-three-times-too-much"),
     ],
 )
-def test_under_overload_the_admitted_are_in_time_and_the_service_is_full(
+def test_under_overload_a_full_service_answers_the_admitted_in_time(
     times: float, known_as: float, last_s: tuple[float, float]
 ) -> None:
     rate_per_s = per_s(2, 1, last_s)

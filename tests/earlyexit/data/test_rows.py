@@ -108,7 +108,7 @@ def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
     assert again.columns["image"].tolist() == [b"\xff\xd8train/cat/2.jpg", b"\x89PNGtrain/dog/1.png"]
 
 
-def test_arrays_have_a_label_for_each_row_and_stay_arrays_whatever_they_are_named(tmp_path: Path) -> None:
+def test_labelled_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
     spectra = np.arange(12, dtype=np.float32).reshape(4, 3)
     np.savez(tmp_path / "d.npz", spectrum=spectra, labels=np.array([10, 2, 10, 2]))
     data = read_labelled(tmp_path / "d.npz")

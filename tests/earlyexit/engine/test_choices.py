@@ -293,7 +293,7 @@ def test_plans_change_while_inputs_wait(splits: Sequence[Split], events: list[Ev
     assert driver.engine.num_waiting == 0
 
 
-def test_the_rest_of_a_split_is_a_split_and_an_unknown_block_is_refused() -> None:
+def test_an_input_may_begin_inside_a_split_but_not_outside_all_splits() -> None:
     engine = Engine([Split(first=0, end=4, batch=3, ramps=(0, 1, 2))], TableTimes({0: 1.0, 2: 1.0}))
     engine.submit(2, [member("a")], 0.0)
     assert chosen(engine).split == Split(first=2, end=4, batch=3, ramps=(2,))

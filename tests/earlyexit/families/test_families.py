@@ -83,7 +83,7 @@ def test_the_order_of_labels_is_the_checkpoints_not_the_datas() -> None:
     assert model.head.state_dict()["classifier.weight"].equal(theirs.classifier.weight)
 
 
-def test_random_models_of_one_seed_are_equal_and_of_another_are_not() -> None:
+def test_random_models_depend_only_on_the_seed() -> None:
     models = [random_model(SMALL | {"num_blocks": 2}, seed=seed) for seed in (0, 0, 1)]
     first, same, other = (torch.nn.utils.parameters_to_vector(model.parameters()) for model in models)
     assert first.equal(same)

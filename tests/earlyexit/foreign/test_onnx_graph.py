@@ -336,7 +336,7 @@ def test_integer_pixels_are_unchanged(tmp_path: Path, layout: str, dtype: str, o
         np.testing.assert_allclose(exit_outputs(model, [encoded])[1], expected, rtol=1e-5, atol=1e-4)
 
 
-def test_weights_beside_the_file_are_copied_and_missing_ones_are_an_error(tmp_path: Path) -> None:
+def test_weights_beside_the_file_are_copied_into_the_model(tmp_path: Path) -> None:
     path = saved(pictures_graph(), tmp_path / "from", beside=True)
     assert (tmp_path / "from" / "theirs.bin").stat().st_size > 1000
     model = with_ramps(pictures_taken(path, tmp_path / "model"))

@@ -39,7 +39,7 @@ def say(of: TokenSequence, token: int, exit_block: int = 4) -> StepResult | None
     return of.answered(np.array([[token], [-0.5]], dtype=np.float32), exit_block)
 
 
-def test_a_prompt_is_one_or_several_steps_and_every_token_is_one() -> None:
+def test_steps_are_the_chunks_of_the_prompt_then_single_tokens() -> None:
     one = sequence([1, 2, 3], max_tokens=2)
     one.begin(NUMBER)
     assert step(one) == ([1, 2, 3], [1, 5, 0, 5, 3])

@@ -76,7 +76,7 @@ def test_a_simulated_request_is_answered_with_its_last_input_or_fails_at_its_dea
     assert math.isnan(found_s[1]), "it would be answered after 3.5 s"
 
 
-def test_a_repeated_run_has_ratios_of_one_and_an_answer_of_any_chain_is_right() -> None:
+def test_a_repeated_run_matches_in_ratios_and_in_the_answers_of_any_chain() -> None:
     found = compare(problem(4.0), WHOLE, two_inputs(), driven([HARD, EASY], [12.0, 12.5], [2.0, 3.5]))
     assert found["ratios"] == pytest.approx({"goodput_per_s": 1.0, "p50_s": 1.0, "p99_s": 1.0})
     assert found["wrong"] == 0

@@ -117,7 +117,7 @@ def test_a_broken_study_has_no_result(tmp_path: Path, monkeypatch: pytest.Monkey
     assert outcome.reason.endswith(reason.format(log=tmp_path / "fake_study.log"))
 
 
-def test_the_report_has_all_results_and_the_reason_of_a_study_that_did_not_run() -> None:
+def test_the_report_has_the_results_or_the_failure_of_every_study() -> None:
     text = report_text([DONE])
     for words in (
         "- Versions: Python 3.11.9, numpy 2.4, offramp 0.1\n- Commit: 01234567\n- Date: 2025-01-02\n- Minutes: 1.5",

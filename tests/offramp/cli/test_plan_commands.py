@@ -188,7 +188,7 @@ def test_planning_loads_nothing_that_it_does_not_need(problem: Path) -> None:
     run_alone("plan", problem, "--json", without=heavy).check_returncode()
 
 
-def test_a_model_is_profiled_and_the_profile_can_be_planned_with(model: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_a_measured_profile_can_be_planned_with(model: Path, tmp_path: Path, capsys: Captured) -> None:
     out, points = tmp_path / "cpu.json", tmp_path / "points.jsonl"
     measure = ("profile", model, "--out", out, "--batches", "1,2", "--lengths", "4", "--repeats", 2)
     figures = printed(capsys, *measure, "--jsonl", points)

@@ -80,7 +80,7 @@ def service() -> Iterator[FakeService]:
     yield from serving(FakeService())
 
 
-def test_the_versions_are_listed_and_one_is_promoted(service: FakeService, capsys: Captured) -> None:
+def test_versions_can_be_listed_and_promoted(service: FakeService, capsys: Captured) -> None:
     assert run("versions", "--url", url_of(service)) == 0
     assert "READY" in capsys.readouterr().out
     assert printed(capsys, "versions", "--url", url_of(service))[0]["version"] == "1"

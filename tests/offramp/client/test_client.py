@@ -91,7 +91,7 @@ def failure(status: int, kind: str, message: str = "no", retry_after: str | None
     return httpx.Response(status, json=body, headers=headers)
 
 
-def test_a_prediction_is_read_from_the_answer_and_every_request_has_an_id() -> None:
+def test_predict_sends_inputs_under_an_id_and_returns_the_answer() -> None:
     server = Script(answer())
     client, _ = client_of(server)
     assert client.predict("good film") == Prediction(label="positive", score=0.9, exit=2, request_id="r1")
@@ -243,7 +243,7 @@ def test_an_answer_that_is_not_a_prediction_is_an_error(text: str) -> None:
         client.predict_many(["x"])
 
 
-def test_an_unreachable_server_is_named_and_a_starting_one_is_waited_for() -> None:
+def test_errors_name_an_unreachable_server_unless_it_starts_in_time() -> None:
     with pytest.raises(InputError, match=r"must be like http://host:port or https://host, not 'http://\[::1'"):
         Client("http://[::1")
     server = Script(httpx.ConnectError("connection refused"))

@@ -74,7 +74,7 @@ def test_requests_of_the_demo_count_after_the_warm_up() -> None:
     assert both.batch_at_block == (10.0, 4.0, 4.0, 2.0)
 
 
-def test_the_table_has_a_row_for_every_plan_and_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_the_results_of_all_plans_become_a_table_and_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sides = {"stock": ran(SHRINKING), "early-exit": ran(SHRINKING), "planned": ran(FUSED)}
     console = Console(width=160, record=True, file=StringIO())

@@ -238,7 +238,7 @@ async def test_no_row_is_lost_or_doubled_although_connections_are_closed_or_rese
     assert (tally.total(), tally[None], len(ends)) == (200, 0, 7), "every kind of end occurs"
 
 
-def test_lists_are_json_in_csv_and_lost_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_are_json_in_csv_under_the_given_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     joints = [{"joint": "head", "x": 1.0}]
     with row_writer(tmp_path / "o.csv", "csv", ("image", "keypoints", "exit")) as write:
         for _ in range(2):

@@ -242,7 +242,7 @@ def test_several_calibrations_need_more_rows_and_calibrated_models(models: Path,
         calibrate(models / "chain", rows, EASY)
 
 
-def test_ramps_have_temperatures_and_a_checkpoints_head_has_none(models: Path, rows: LabelledRows) -> None:
+def test_only_ramps_have_temperatures(models: Path, rows: LabelledRows) -> None:
     for name, ramps in (("small", (0,)), ("large", (0, 1))):
         model = load_model(models / name)
         fitted = model.temperatures_E.clone()

@@ -36,7 +36,7 @@ def test_a_training_without_a_backbone_begins_with_the_packaged_one(tmp_path: Pa
     assert (Path(options.backbone) / "config.json").is_file()
 
 
-def test_joined_parts_are_the_checkpoints_folder_and_other_weights_are_refused(tmp_path: Path) -> None:
+def test_joined_parts_become_the_checkpoints_folder_if_their_hash_is_right(tmp_path: Path) -> None:
     place = tmp_path / "cache" / "net"
     with pytest.raises(InputError):
         unpack(pieces(tmp_path, weights=b"others"), "net", SHA256, place)

@@ -91,7 +91,7 @@ async def test_bodies_and_retry_after_of_answers_are_read() -> None:
         pytest.param((b"SSH-2.0-OpenSSH_9.6\r\n",), "connection", id="not HTTP"),
     ],
 )
-async def test_every_broken_answer_is_an_outcome_and_the_next_request_is_answered(said: Said, outcome: object) -> None:
+async def test_every_broken_answer_is_an_outcome_of_its_request_alone(said: Said, outcome: object) -> None:
     first, second = await asked([said, (ok("1"),)], num=2)
     assert (first[0] if isinstance(first, tuple) else first, second) == (outcome, 1)
 
@@ -125,7 +125,7 @@ async def test_a_connection_is_not_reused_after_a_cancelled_request() -> None:
             await asking
 
 
-async def test_free_connections_are_used_in_turn_and_new_ones_opened_if_all_are_busy() -> None:
+async def test_new_connections_are_opened_only_if_all_are_busy() -> None:
     async with scripted() as server, connected(server.url) as post:
         await asyncio.gather(*(post(PLAIN, 30.0) for _ in range(3)))
         for _ in range(6):

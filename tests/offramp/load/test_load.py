@@ -291,7 +291,7 @@ def test_texts_are_read_by_the_files_ending_without_their_labels(tmp_path: Path,
     assert [each.value for each in stream_inputs(tmp_path / name, {"text": "text"})] == ["a, b", "c"]
 
 
-def test_parts_and_columns_can_be_chosen_and_lines_are_read_lazily(tmp_path: Path) -> None:
+def test_inputs_are_streamed_from_chosen_parts_columns_and_lines(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"train": [["a", "x"]], "val": [["b", "y"]]}', encoding="utf-8")
     assert [each.value for each in stream_inputs(tmp_path / "c.json", {"text": "text"}, part="val")] == ["b"]
     (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")

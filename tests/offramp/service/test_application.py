@@ -80,7 +80,7 @@ def test_a_plan_of_a_file_is_taken_or_refused(model: Path, tmp_path: Path) -> No
         pytest.param(AccessSettings(keys_file="/k"), KEYS, AccessSettings(keys_file="/k"), id="file"),
     ],
 )
-def test_keys_of_the_environment_are_used_if_none_are_named_and_are_not_stored(
+def test_keys_of_the_environment_are_used_if_none_are_named(
     named: AccessSettings | None,
     environment: dict[str, str],
     access: AccessSettings | None,

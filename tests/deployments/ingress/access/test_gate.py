@@ -241,7 +241,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize(("taken", "waits_s"), WAITS.values(), ids=WAITS)
-def test_a_rate_is_enforced_and_a_refusal_has_the_waiting_time(taken: list[float], waits_s: list[float]) -> None:
+def test_requests_above_the_rate_are_refused_with_the_waiting_time(taken: list[float], waits_s: list[float]) -> None:
     clock, found = ManualClock(), []
     limited = gate(2.0, 3.0, keys=False, clock=clock)
     for now_s in taken:

@@ -34,7 +34,7 @@ async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def test_the_whole_page_is_small_and_loads_only_files_that_are_served_with_it() -> None:
+def test_the_page_is_small_and_self_contained() -> None:
     assert sum(map(len, assets().values())) <= MOST_BYTES
     text = b"".join(assets().values()).decode()
     loaded = re.findall(r'(?:src|href)="(?:dashboard/)([^"]+)"|from "\./([^"]+)"', text)
@@ -52,7 +52,7 @@ async def test_the_page_and_its_files_may_load_from_nowhere_else(client: httpx.A
         assert response.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_files_have_their_media_type_and_others_are_not_found(client: httpx.AsyncClient) -> None:
+async def test_only_the_pages_files_are_served_each_with_its_media_type(client: httpx.AsyncClient) -> None:
     kinds = {"": "text/html", "/page.js": "text/javascript", "/page.css": "text/css", "/icon.svg": "image/svg+xml"}
     for name, media_type in kinds.items():
         assert (await client.get(f"/dashboard{name}")).headers["content-type"].startswith(media_type)

@@ -184,7 +184,7 @@ def test_the_class_map_of_an_image_is_drawn_next_to_it(browser: Browser) -> None
         assert page.findings() == []
 
 
-def test_joints_are_drawn_into_the_image_and_a_refusal_is_shown(browser: Browser) -> None:
+def test_the_page_shows_joints_in_the_image_or_the_refusal(browser: Browser) -> None:
     with looked_at(browser, ImageService(dense=BODY, outputs=HEATMAPS)) as page:
         page.wait_for_updates(1)
         page.page.set_input_files("#try-file", {"name": "a.png", "mimeType": "image/png", "buffer": FILES[0]})

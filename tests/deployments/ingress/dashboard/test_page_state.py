@@ -154,7 +154,7 @@ def test_stages_have_their_device_and_splits_their_mean_batch() -> None:
     ]
 
 
-def test_replicas_have_their_utilization_and_only_some_of_many_are_listed() -> None:
+def test_a_stage_lists_a_limited_number_of_replicas_with_their_utilization() -> None:
     before, after = looks()
     resting = PlacedPlan(plan=placed().plan, avoided={"new": "cpu"})
     now = snapshot(12.0, ingress(), replicas=after.replicas, placed=resting)
@@ -305,7 +305,7 @@ async def test_each_event_polls_all_ingresses_and_replicas() -> None:
     assert scene.asked[4:] == ["split-V100 report", "split-cpu report", "split-emulated-P100 report"]
 
 
-async def test_the_controller_is_polled_less_often_and_its_last_report_is_kept() -> None:
+async def test_the_controllers_last_report_is_cached() -> None:
     scene = Scene()
     for _ in range(int(CONTROLLER_S) + 1):
         assert (await scene.state())["described"]["reason"] == "period"

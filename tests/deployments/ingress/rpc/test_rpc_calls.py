@@ -62,7 +62,7 @@ async def test_the_message_of_an_error_is_empty(backend: FakeBackend) -> None:
     assert backend.counted == [(INFER, 400), (INFER, 413)]
 
 
-async def test_a_cancelled_call_is_counted_and_the_cancellation_continues(backend: FakeBackend) -> None:
+async def test_a_cancellation_is_counted_and_raised_again(backend: FakeBackend) -> None:
     backend.failure = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await call(backend, "ModelInfer", infer_bytes("pay"))
