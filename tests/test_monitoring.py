@@ -117,11 +117,14 @@ def test_a_panel_has_expressions_a_unit_a_description_and_the_chosen_data_source
             assert each["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, title
 
 
-def test_a_legend_names_labels_that_are_left_and_panels_do_not_overlap() -> None:
+def test_a_legend_names_the_labels_that_are_left() -> None:
     for target in (target for panel in GRAPHS for target in panel["targets"]):
         named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         grouped = {label for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in group.split(", ")}
         assert named == grouped - {"le"}, target["expr"]
+
+
+def test_panels_do_not_overlap() -> None:
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
     boxes = [panel["gridPos"] for panel in PANELS]
     assert all(box["x"] >= 0 and box["x"] + box["w"] <= 24 for box in boxes)
@@ -134,7 +137,7 @@ def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
     return across and down
 
 
-def test_data_source_and_services_are_chosen_and_prometheus_scrapes_what_ray_writes() -> None:
+def test_prometheus_scrapes_the_series_that_the_dashboard_shows() -> None:
     assert (VARIABLES["datasource"]["type"], VARIABLES["datasource"]["query"]) == ("datasource", "prometheus")
     assert VARIABLES["application"]["definition"] == "label_values(ray_offramp_requests_total, application)"
     variables = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD)))

@@ -199,7 +199,7 @@ def test_a_document_without_a_place_for_a_table_is_refused() -> None:
         renewed("# API", {"routes": routes})
 
 
-def test_every_folder_of_sources_is_an_installed_package_and_in_the_table_of_folders() -> None:
+def test_every_source_folder_is_installed_and_documented() -> None:
     packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
     named = re.findall(r"^\| `(\w+)/` \|", read(ROOT / "docs" / "architecture.md"), flags=re.MULTILINE)
     assert {package for package in packages if "." not in package} <= set(named)

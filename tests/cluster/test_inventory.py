@@ -51,7 +51,7 @@ def test_accelerators_of_all_nodes_are_counted(nodes: list[dict[str, Any]], coun
     assert inventory_of_nodes(nodes).counts == counts
 
 
-def test_labels_are_common_to_all_nodes_and_prices_and_link_come_from_the_catalogue() -> None:
+def test_devices_have_the_labels_of_all_their_nodes_and_catalogue_prices() -> None:
     found = inventory_of_nodes(
         [v100(1.0, tier="fast", zone="a"), v100(1.0, tier="fast", zone="b"), node({"CPU": 1.0}, {"tier": "slow"})]
     )

@@ -43,7 +43,7 @@ def test_a_service_with_grpc_is_refused_if_serve_runs_without_grpc() -> None:
     assert with_application(serving(), wanted)["grpc_options"] == wanted["grpc_options"]
 
 
-def test_an_application_of_the_same_name_is_replaced_and_manual_ones_stay() -> None:
+def test_only_an_application_of_the_same_name_is_replaced() -> None:
     by_hand = application("hand") | {"deployed_app_config": None}
     put = with_application(serving(application("demo", route="/"), by_hand), config(x=2))
     assert [each["args"] for each in put["applications"]] == [{"x": 2}]

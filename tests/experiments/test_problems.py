@@ -14,7 +14,7 @@ BERT_BASE = read_problem(FOLDER / "bert_base_16_v100.yaml").problem
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.yaml"))])
-def test_a_problem_has_accelerators_of_plan_files_and_the_cost_of_e3s_clusters(path: Path) -> None:
+def test_problems_have_known_accelerators_at_the_cost_of_e3s_clusters(path: Path) -> None:
     problem = read_problem(path).problem
     assert all(map(find_device, problem.devices))
     if problem.generation is not None:

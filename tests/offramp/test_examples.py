@@ -123,7 +123,7 @@ def folder(checkpoint: Path, tmp_path: Path, on_path: None) -> Path:
     return out
 
 
-def test_the_network_is_loaded_by_name_and_its_own_policy_decides_exits(folder: Path) -> None:
+def test_the_example_network_is_loaded_by_name_with_a_policy_of_its_own(folder: Path) -> None:
     card = read_card(folder)
     assert (card.family, card.num_blocks, card.ramps, card.max_length) == ("word_network:build", 4, (0, 1, 2), 32)
     assert load_model(folder).takes(1)[0].shape == (card.backbone["width"],)
@@ -144,7 +144,7 @@ def test_the_network_is_loaded_by_name_and_its_own_policy_decides_exits(folder: 
     assert answers == 1
 
 
-def test_rules_look_at_margins_and_at_two_ramps_and_texts_need_a_tokenizer(on_path: None, tmp_path: Path) -> None:
+def test_the_examples_policies_look_at_margins_or_at_two_ramps(on_path: None, tmp_path: Path) -> None:
     from word_exits import margin, twice_sure  # type: ignore[import-not-found] # of a folder that is on no path
 
     sure, unsure = [9.0, 0.0, 0.0], [1.0, 0.5, 0.0]

@@ -383,7 +383,7 @@ def test_inputs_that_all_have_the_latencys_length_are_planned_as_without_lengths
         assert budgets == [(split.batch, split.batch * LENGTH) for stage in without.stages for split in stage.splits]
 
 
-def test_batches_have_room_for_the_shortest_inputs_and_rates_of_the_mean_input() -> None:
+def test_batches_have_room_for_the_shortest_inputs_at_the_rate_of_the_mean() -> None:
     problem = one_block(lengths=MIXED)
     found = planned(problem)
     assert found.stages[0].splits == (Split(first=0, end=1, batch=52, tokens=512),)  # 512 / 10, rounded up

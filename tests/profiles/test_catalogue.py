@@ -82,7 +82,7 @@ def test_a_latency_that_falls_with_the_batch_is_raised_and_noted() -> None:
     assert "smoothed" not in published_profile("resnet50", "V100").provenance
 
 
-def test_every_profile_can_be_saved_and_its_seconds_never_fall_with_the_batch(tmp_path: Path) -> None:
+def test_seconds_of_published_profiles_never_fall_with_the_batch(tmp_path: Path) -> None:
     for profile in published_profiles().values():
         assert profile.ramps == tuple(range(profile.num_blocks - 1))
         for table in profile.tables.values():

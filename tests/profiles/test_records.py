@@ -206,7 +206,7 @@ def file(folder: Path, *rows: str, header: str = HEADER, name: str = "exits.csv"
     return path
 
 
-def test_a_table_of_labels_becomes_records_whatever_its_order_and_other_columns(tmp_path: Path) -> None:
+def test_tables_of_labels_become_records_in_any_order_of_rows(tmp_path: Path) -> None:
     records = read_records(file(tmp_path, *ROWS))
     assert (records.score, records.num_blocks, records.ramps) == ("confidence", 4, (0, 2))
     assert (records.sample_ids, records.zero_one) == (("a", "b"), True)

@@ -69,7 +69,7 @@ PRUNED = replace(PROBES, end_losses_N=floats(1, np.nan))
 """The first of both has pruned words."""
 
 
-def test_losses_of_the_end_are_kept_for_pruned_inputs_and_count_in_agreement() -> None:
+def test_losses_of_pruned_inputs_at_the_end_count_in_their_agreement() -> None:
     stream = ExitStream(SHAPE, since_s=0)
     stream.append(PROBES)
     stream.append(PRUNED)

@@ -21,7 +21,7 @@ from tests.simulator.tiny_cases import AT_0, AT_1, AT_2, TO_END, plan, problem, 
 EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2)))).with_splits(after_answer="stay")
 
 
-def test_answers_are_sent_at_ramps_and_the_batch_continues_with_all_inputs() -> None:
+def test_batches_of_inputs_that_stay_continue_after_their_answers() -> None:
     rows = (TO_END, AT_1, AT_0, AT_2)
     outcome = simulate(scenario(EVERY_RAMP, [0.0, 1.0], rows, inputs_per_request=4))
     first = [7.0, 3.5, 1.75, 5.25]  # 1.75 s for every block of four

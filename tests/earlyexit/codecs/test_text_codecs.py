@@ -230,7 +230,7 @@ def ids(encoded: Encoded | None) -> list[int]:
     return [int(each) for each in encoded.tensors[0]]
 
 
-def test_a_row_is_encoded_for_its_network_and_callers_see_the_first_codec(tmp_path: Path) -> None:
+def test_a_chain_encodes_rows_for_each_network_behind_the_first_ones_codec(tmp_path: Path) -> None:
     codec = chained(tmp_path)
     [of_first] = codec.encode_for(["a b"], (0, 1))
     [of_second] = codec.encode_for(["a b"], (1,))

@@ -68,7 +68,7 @@ def test_a_bucket_ends_at_most_an_eighth_above_its_batch(size: int, tokens: int)
     assert (bucket_end(size, end), bucket_end(size, size), bucket_end(8, 1000)) == (end, size, 1024)
 
 
-def test_the_mean_length_follows_recent_batches_and_equal_splits_share_it() -> None:
+def test_equal_splits_share_the_times_and_lengths_of_recent_batches() -> None:
     assert ObservedTimes().mean_tokens(SPLIT) == 1.0
     assert learnt((4, 4, 1.0, 1.0), (1, 1, 1.0, 1.0)).mean_tokens(SPLIT) == 1.0
     assert learnt((8, 80, 1.0, 1.0)).mean_tokens(SPLIT) == 10.0

@@ -196,7 +196,7 @@ def model_of(backbone: TensorBackbone) -> EarlyExitModel:
     return ramped(pretrained, "none", LABELS, codec={"name": "tensor"}, ramps=GRID)
 
 
-def test_integers_may_cross_boundaries_and_floats_have_the_networks_dtype() -> None:
+def test_integers_and_floats_of_the_networks_dtype_may_cross_boundaries() -> None:
     backbone = rows_of_three(counting, counting)
     check_own(backbone)
     model = model_of(backbone)

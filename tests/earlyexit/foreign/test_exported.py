@@ -191,7 +191,7 @@ def test_the_fingerprint_covers_weights_of_any_type() -> None:
     assert (before == after, before == backbone.sha256()) == (False, True)
 
 
-def test_integers_and_bools_of_arrays_are_features_and_unknown_tables_may_be_small() -> None:
+def test_integers_and_bools_of_arrays_are_features() -> None:
     graph = read_foreign(f"{foreign.__name__}:categories", ForeignOptions(arrays=True), open_size=1)
     inputs = cut_at(graph).backbone.inputs
     assert [(each.shape, each.dtype) for each in inputs] == [((2,), "int32"), ((1,), "uint8")]

@@ -248,7 +248,7 @@ def test_a_bert_has_sites_around_its_attentions_and_layers() -> None:
     assert [given[name].shape for name in graph.flow.outputs] == [(3, 2)]
 
 
-def test_traced_graphs_have_no_in_place_writes_and_no_getitem_operators() -> None:
+def test_traced_graphs_have_neither_in_place_writes_nor_getitem_operators() -> None:
     flow = modules.traced("plain").flow
     assert not any(operator.op.endswith("_.default") or operator.op == "getitem" for operator in flow.operators)
     assert len(find_sites(flow)) == 2

@@ -413,7 +413,7 @@ def test_ramps_may_be_inactive_including_the_ends_of_networks(ramps: tuple[int, 
 
 
 @pytest.mark.parametrize("kind", ["stay", "probe"])
-def test_inputs_that_stay_go_on_to_the_next_network_and_every_exit_is_observed(kind: str, three: ChainNetwork) -> None:
+def test_exits_are_observed_in_every_network_of_a_chain(kind: str, three: ChainNetwork) -> None:
     inputs, policy, ramps = inputs_for(three), CHAIN_POLICIES["confidence"], (0, 2)
     for seed, (used, splits) in enumerate(plans(three, ramps)):
         expected, said = offline(three, policy, inputs, ramps, used)

@@ -72,7 +72,7 @@ def test_a_plan_that_stays_is_planned_again_without_probes_from_the_expected_sur
     assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
 
 
-def test_if_inputs_stay_the_alarm_observes_all_of_them_and_no_capacity_is_lost() -> None:
+def test_if_inputs_stay_the_alarm_observes_all_without_a_loss_of_capacity() -> None:
     result = stream(staying(4), "guarantee", hold=True)
     alarm = epochs(result, "alarm")[0]
     # 100 answers per second are compared with the full model's, 5 of them of probes: one tick is enough.

@@ -56,7 +56,7 @@ def epochs(result: Controlled, reason: str) -> list[Any]:
     return [plan for plan in result.plans if plan["outcome"] == "in force" and plan["reason"] == reason]
 
 
-def test_a_stream_that_drifts_keeps_its_agreement_with_tuning_and_inputs_leave_again() -> None:
+def test_tuning_keeps_the_agreement_of_a_stream_that_drifts() -> None:
     tuned = drifting(150, "guarantee")
     alarm = epochs(tuned, "alarm")[0]
     # Of 15 probes per second three in ten are answered wrongly: one or two ticks are enough.

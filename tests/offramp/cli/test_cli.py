@@ -186,7 +186,7 @@ def test_a_load_reports_why_inputs_failed(answering_url: str, data: Path, capsys
     assert "\nunprocessable_input, 2 of 2 requests, the first: no\n" in capsys.readouterr().err
 
 
-def test_a_load_shows_progress_and_can_be_defined_by_an_arrival_process(
+def test_bench_sends_a_load_by_requests_or_by_an_arrival_process(
     answering_url: str, tmp_path: Path, capsys: Captured
 ) -> None:
     path = written(tmp_path / "one.csv", "text,label\na,bill\nb,bill\n")

@@ -36,7 +36,7 @@ def test_requests_take_the_profiles_times(problem: Path, capsys: Captured, tmp_p
     assert any(note.startswith(f"{trace}: read as 110 counts, requests per second") for note in notes)
 
 
-def test_the_cheapest_plan_has_room_for_queues_and_inputs_may_be_made_up(problem: Path, capsys: Captured) -> None:
+def test_the_cheapest_plan_has_room_for_the_queues_of_random_inputs(problem: Path, capsys: Captured) -> None:
     asked = PROBLEM.replace("count: 1", "count: 4").replace("latency_s: 0.1", "latency_s: 0.009")
     written(problem, asked.replace("maximize: rate", "minimize: cost, rate_per_s: 5300, in_time: 0"))
     without = played(capsys, problem, arrivals="poisson:5300")
@@ -137,9 +137,7 @@ def test_inputs_are_run_in_the_requested_order(problem: Path, plan: Path, tmp_pa
         assert found["simulated"]["answered"] == 100
 
 
-def test_a_chain_with_a_large_share_limits_the_rate_and_each_has_its_own_row(
-    problem: Path, plan: Path, capsys: Captured
-) -> None:
+def test_each_chain_has_a_row_and_the_share_of_one_limits_the_rate(problem: Path, plan: Path, capsys: Captured) -> None:
     """The V100 does 2000/s, with four fifths of the inputs, so that the plan does 2500/s. Others leave at a ramp."""
     entry = "{batch: [1, 4], block_s: [[0.005, 0.005], [0.003, 0.003]], ramp_s: [[0.0, 0.0]]}"
     text = PROBLEM.replace("latency:", f"latency:\n  T4: {entry}", 1).replace("[1.0, 0.5]", "[1.0, 0.0]")

@@ -71,7 +71,7 @@ def test_the_fewest_rows_leave_enough_to_test(job: CalibrateJob, least: int) -> 
     assert job.min_rows == least
 
 
-def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model: Path, data: Path) -> None:
+def test_calibration_in_bfloat16_changes_no_weights(model: Path, data: Path) -> None:
     before = load_model(model).state_dict()
     rows = read_labelled(data)
     job = EASY.model_copy(update={"dtype": "bfloat16"})
@@ -304,7 +304,7 @@ def test_large_outputs_are_processed_batch_by_batch(mapper: Path, seen: Labelled
     np.testing.assert_array_equal(joined.losses_NR, alone.losses_NR)
 
 
-def test_without_thresholds_no_input_leaves_and_confidence_can_be_chosen(mapper: Path, seen: LabelledRows) -> None:
+def test_no_input_leaves_if_no_threshold_keeps_the_budget(mapper: Path, seen: LabelledRows) -> None:
     card, records = calibrate(mapper, seen, CalibrateJob(budget=0.02, confidence=0.8))
     assert card.thresholds == {}
     assert set(outcome_of(card, records)) == {2}

@@ -92,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_full_model_answers_as_the_module_and_kept_rows_calibrate_it(folder: Path) -> None:
+def test_an_injected_model_answers_as_its_module_and_can_be_calibrated(folder: Path) -> None:
     (network, _), model, card = pictures(), load_model(folder), read_card(folder)
     encoded, outputs = full_outputs(folder, rows_of(20))
     assert outputs.equal(uncut_answers(network, encoded))

@@ -106,7 +106,7 @@ def test_a_head_with_another_number_of_classes_is_replaced(images: Path, resnet:
     assert ("head" in model.info.provenance, model.task.num_outputs) == (False, 2)
 
 
-def test_pairs_make_a_model_of_pairs_and_another_input_is_refused_by_its_name(checkpoint: Path, tmp_path: Path) -> None:
+def test_pairs_of_texts_make_a_model_of_pairs(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "d.tsv").write_text("one\ttwo\tlabel\n" + "pay\train\tbill\nrain\tpay\tweather\n" * 4, encoding="utf-8")
     data = read_labelled(tmp_path / "d.tsv", text_column="one", pair_column="two")
     model = train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), data, tmp_path / "m")
@@ -139,7 +139,7 @@ def spectra(labels: list[str]) -> LabelledRows:
     return LabelledRows(columns={"spectrum": values}, labels=tuple(labels))
 
 
-def test_arrays_make_a_model_of_tensors_and_a_codec_of_ones_own_is_kept(tmp_path: Path) -> None:
+def test_arrays_make_a_model_of_tensors_or_of_a_codec_of_ones_own(tmp_path: Path) -> None:
     model = train(TrainJob(backbone=f"{HERE}:network", name="m", epochs=1), spectra(["a", "b"] * 4), tmp_path)
     column = {"name": "spectrum", "datatype": "FP32", "shape": [8]}
     assert model.info.codec == {"name": "tensor", "columns": [column]}

@@ -266,7 +266,7 @@ def test_the_result_is_within_the_resolution_of_the_capacity(capacity_per_s: flo
     assert best_per_s <= capacity_per_s <= 1.03 * best_per_s
 
 
-def test_a_search_ends_at_its_bounds_and_repeats_probes_with_a_late_client() -> None:
+def test_a_search_probes_rates_within_its_bounds_until_one_is_bracketed() -> None:
     search = searched(up_to(0.0))
     assert rates(search) == [100.0, 50.0, 12.5, 10.0, 10.0]
     assert (search.best_per_s, search.ending) == (0.0, "none passed")

@@ -30,7 +30,7 @@ def settings(access: AccessSettings | None = None) -> ServeSettings:
     return ServeSettings(model="m", plan=PLAN, access=access)
 
 
-def test_paths_are_relative_to_the_service_file_and_budgets_reach_replicas(tmp_path: Path, model: Path) -> None:
+def test_settings_of_the_service_file_reach_replicas(tmp_path: Path, model: Path) -> None:
     document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessSettings(keys_file="../keys"))
     found = application_settings(document, PLAN, tmp_path / "services")
     assert found.model == str(tmp_path / "services" / "m")

@@ -62,7 +62,7 @@ def test_fields_of_a_service_file_become_settings(case: dict[str, Any], files: F
     assert {path: found_at(service, path) for path in case["found"]} == case["found"]
 
 
-def test_shares_keep_their_confidences_and_a_budget_of_harm_is_not_monitored(files: Files) -> None:
+def test_a_calibrated_budget_is_monitored_unless_it_is_one_of_harm(files: Files) -> None:
     write_shares(files.model, calibrated=0.9, recorded=0.9)
     policy = PolicySpec(name="share", thresholds={0: 0.5, 1: 0.5}, confidences={0: 0.9, 1: 0.9})
     assert files.read().settings.plan.policy == policy
@@ -220,7 +220,7 @@ def test_keys_cluster_and_exit_records_can_be_in_other_files(files: Files) -> No
     assert policy_of(files.read(accuracy=accuracy)).records == str(records)
 
 
-def test_lengths_give_the_plan_budgets_of_tokens_and_the_controller_their_mean(files: Files) -> None:
+def test_the_plan_and_the_controller_use_the_lengths_of_the_file(files: Files) -> None:
     parts = emulated(latency={"emulated:V100": TABLE | {"length": 4}})
     service = files.read(**parts, lengths=[2, 4])
     settings = service.settings
@@ -313,7 +313,7 @@ def test_words_are_pruned_where_plans_gain_more(chained: Files, kept: float, mea
     assert problem.latency["cpu"].block_s_NB[0].tolist() == pytest.approx([0.01 * measuring, 0.02 * measuring])
 
 
-def test_texts_are_pruned_if_necessary_and_not_if_answered_inputs_run_on(chained: Files) -> None:
+def test_texts_are_pruned_only_if_necessary(chained: Files) -> None:
     write_pruned(chained.folder / "cascade", end=1, kept=0.5, measuring=1.0)
     soonest: dict[str, Any] = {"slo": {"latency_s": 9.0}}
     soonest["planner"] = {"strategy": "apparate", "objective": {"minimize": "latency", "rate_per_s": 5.0}}
@@ -360,7 +360,7 @@ def test_the_calibration_with_the_best_plan_is_used(
     assert problem_of(service).ramps == tuple(thresholds), "the controller keeps to it"
 
 
-def test_thresholds_in_the_file_exclude_alternatives_and_prune_can_be_required(chained: Files) -> None:
+def test_the_service_file_can_exclude_recorded_alternatives(chained: Files) -> None:
     write_beside(chained.folder / "cascade", "reference", {2: 0.5})
     said = {"policy": "entropy", "thresholds": {1: 0.5}}
     assert policy_of(chained.read(model=model(), accuracy=said)).thresholds == {1: 0.5}

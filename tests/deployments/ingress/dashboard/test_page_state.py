@@ -71,7 +71,7 @@ def test_figures_are_differences_over_all_ingresses() -> None:
     assert state["early"] == pytest.approx({"share": 0.8, "mean_blocks": 1.9})
 
 
-def test_rates_are_those_of_the_last_ten_seconds_and_need_an_ingress_that_answers() -> None:
+def test_rates_are_those_of_the_last_ten_seconds_of_ingresses_that_answer() -> None:
     looks = [snapshot(float(second), ingress(answered=0 if second < 20 else 50)) for second in range(31)]
     now = page_state(FACTS, looks)["now"]
     assert (now["seconds"], now["answered_per_s"]) == (10.0, 0.0)
@@ -165,7 +165,7 @@ def test_a_stage_lists_a_limited_number_of_replicas_with_their_utilization() -> 
     assert (len(first["replicas"]), first["running"]) == (MOST_REPLICAS, MOST_REPLICAS + 5)
 
 
-def test_fused_batches_are_measured_and_unfused_ones_follow_from_survival() -> None:
+def test_measured_fused_batches_are_shown_beside_unfused_ones_by_survival() -> None:
     blocks = blocks_state(plan_state(FACTS, looks()), [1.0, 0.5, 0.25, 0.25])
     assert [block["fused"] for block in blocks] == [7.0, 3.5, 3.0, 3.0]
     assert [block["unfused"] for block in blocks] == [7.0, 3.5, 1.75, 1.75]
@@ -173,9 +173,8 @@ def test_fused_batches_are_measured_and_unfused_ones_follow_from_survival() -> N
     assert [block["is_first"] for block in blocks] == [True, False, True, False]
     for survival in (None, [0.0, 0.0, 0.0, 0.0]):
         assert {block["fused"] for block in blocks_state(plan_state(FACTS, looks()), survival)} == {None}
-    assert {block["unfused"] for block in blocks_state(plan_state(FACTS, looks()[:1]), [1.0, 0.5, 0.25, 0.25])} == {
-        None
-    }
+    at_once = blocks_state(plan_state(FACTS, looks()[:1]), [1.0, 0.5, 0.25, 0.25])
+    assert {block["unfused"] for block in at_once} == {None}
 
 
 def test_batches_do_not_shrink_if_answered_inputs_continue() -> None:
