@@ -78,7 +78,7 @@ class Work:
         return 0.0
 
     def part(self, batch: Batch[PendingInput]) -> tuple[list[Exit], Exit | None, list[Input]]:
-        """Divides a batch into the exits before its end, the exit at its end, and the inputs that go on.
+        """Divides a batch into the exits before its end, the exit at its end, and the inputs that continue.
 
         If answered inputs stay, all inputs go on.
         """

@@ -27,7 +27,7 @@ MAX_DIGITS = 12
 """Most digits of a number in a header; Python refuses to parse numbers with thousands of digits."""
 MAX_DIMENSIONS = 16
 MAX_TENSORS = 1000
-"""Most inputs, and outputs, of a v2 request. No model has so many."""
+"""Most inputs, and outputs, of a v2 request. No model has that many."""
 T = TypeVar("T")
 FastList = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first wrong element ends the check. A million wrong ones, in 2 MB, would take a second and 0.5 GB."""

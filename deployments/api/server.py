@@ -41,7 +41,7 @@ class Limits:
     head_bytes: int = 65_536
     """Most bytes of request line and headers, and of trailers; beyond them the status is 431."""
     progress_bytes: int = 65_536
-    """The timeout `body_s` restarts each time that so many bytes of a body have arrived."""
+    """The timeout `body_s` restarts each time that this number of bytes of a body arrived."""
     connections: int = 20_000
     """Most open connections; further ones are answered with 503."""
     pipelined: int = 1000

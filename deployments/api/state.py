@@ -154,8 +154,8 @@ CONTROLLER_S = 5.0
 MAX_CHANGES = 12
 """Most plans of the history on the page."""
 MAX_MISSED = 2
-"""After so many snapshots without itself, an ingress concludes that it is being stopped, because Serve does not notify
-a draining replica."""
+"""After this number of snapshots without itself, an ingress concludes that it is being stopped: Serve does not notify a
+draining replica."""
 RETRY = b"retry: 2000\n"
 
 

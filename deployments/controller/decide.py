@@ -51,8 +51,8 @@ RECENT_INPUTS = (100, 300, 1000)
 RATE_LOOKS = 4
 """The number of recent ticks whose arrivals are compared with the forecast rate."""
 LEAST_TIMED = 300
-"""The number of batches that correct a latency. If their times vary by 30 %, the mean of so many varies by 1.7 %: less
-than a new plan must gain by default."""
+"""The number of batches that correct a latency. If their times vary by 30 %, their mean varies by 1.7 %: less than a
+new plan must gain by default."""
 REFUSED = frozenset({"overloaded", "admission"})
 """Drop reasons of inputs that never entered the model."""
 

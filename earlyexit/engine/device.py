@@ -74,7 +74,7 @@ class Observed(Generic[PayloadT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors(Generic[PayloadT]):
-    """Members that go on to another stage, because their next block is not hosted here."""
+    """Members that continue in another stage, because their next block is not hosted here."""
 
     members: tuple[Member[PayloadT], ...]
     piece: PayloadT

@@ -277,7 +277,7 @@ class BatchEngine(Generic[P]):
     """
 
     def __init__(self, splits: Sequence[Split], times: ObservedTimes, *, starts: Collection[int] = ()) -> None:
-        """`starts`: the first block of each network of a cascade. Inputs are encoded anew before these blocks."""
+        """`starts`: the first block of each network of a cascade. Inputs are encoded again before these blocks."""
         self.times = times
         self._starts = tuple(sorted(starts))
         self._serial = 0

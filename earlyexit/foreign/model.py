@@ -156,7 +156,7 @@ class Divisible(ForeignModel):
 
 
 def _runs(backbone: Backbone, tokens: int) -> bool:
-    """Whether a backbone runs an input of so many tokens."""
+    """Whether a backbone runs an input of that many tokens."""
     import torch
 
     from earlyexit.families.own import examples, layout_of

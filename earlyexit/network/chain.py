@@ -91,7 +91,7 @@ class Chain:
 
     @property
     def end_ramps(self) -> tuple[int, ...]:
-        """The last block of every network but the reference. At these ramps, survivors go on to the next network."""
+        """The last block of every network but the reference. At these ramps, survivors continue in the next network."""
         return self.ends[:-1]
 
     @property

@@ -318,7 +318,7 @@ def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
     if arrivals_s[-1] < job.warm_up_s:
         raise InputError(f"--arrivals {job.arrivals}: no request arrives after the {job.warm_up_s:g} s of --warm-up")
     num_inputs = len(arrivals_s) * job.inputs_per_request
-    if num_inputs > MAX_ARRIVALS:  # a simulation of so many takes hours and several GB
+    if num_inputs > MAX_ARRIVALS:  # a simulation of that many takes hours and several GB
         raise InputError(
             f"{num_inputs:,} inputs, {len(arrivals_s):,} requests of {job.inputs_per_request:,}; at most "
             f"{MAX_ARRIVALS:,} are allowed: lower the rate or the duration"

@@ -211,7 +211,7 @@ class Chain:
         self.layout: Layout = tuple((stage.slot, stage.first, stage.end) for stage in self.stages)
         self._crossings = crossings_of(plan)
         self._stage_of = {block: stage for stage in self.stages for block in range(stage.first, stage.end)}
-        # In a network that the plan skips, inputs go on at the first block of the next network.
+        # In a network that the plan skips, inputs continue at the first block of the next network.
         starts = {block: self.starts[network] for block, network in self._crossings.items()}
         self._stage_of |= {block: self._stage_of[start] for block, start in starts.items()}
 

@@ -251,7 +251,7 @@ class StageRoute:
     budgets: tuple[Budget, ...]
     """For each block, the budget of the batches that run it."""
     expected_s: float
-    """The expected seconds until a call's inputs are answered or go on; 0 while unknown."""
+    """The expected seconds until a call's inputs are answered or continue; 0 while unknown."""
 
     @property
     def slot(self) -> str:
