@@ -26,7 +26,7 @@ ADDED = 0.1
 class ThresholdPolicy(ExitPolicy):
     """Base of policies under which an input leaves if its score passes the ramp's threshold."""
 
-    larger_is_surer: ClassVar[bool]
+    larger_is_surer: ClassVar[bool] = True
 
     def __init__(self, thresholds: float | Mapping[int, float], *, decay: float | None = None) -> None:
         """`thresholds`: one for all ramps, or one per ramp. `decay`: see `decayed`; None for constant thresholds."""
@@ -98,15 +98,15 @@ class EntropyPolicy(ThresholdPolicy):
     labels_only = True
 
     def score(self, ramp: int, output: ExitOutput) -> Tensor:
-        log_probability_BC = output.outputs_BC.log_softmax(-1)
-        return -(log_probability_BC.exp() * log_probability_BC).sum(-1)
+        lowest = torch.finfo(torch.float32).min  # instead of -inf, whose product with a probability of 0 is NaN
+        log_probability_BC = output.outputs_BC.log_softmax(-1).clamp_min_(lowest)
+        return log_probability_BC.exp().mul_(log_probability_BC).sum(-1).neg_()
 
 
 class ConfidencePolicy(ThresholdPolicy):
     """Inputs leave if the exit's score is high enough. For labels, it is the probability of the most probable label."""
 
     name = "confidence"
-    larger_is_surer = True
 
     def score(self, ramp: int, output: ExitOutput) -> Tensor:
         return output.score_B
@@ -141,7 +141,6 @@ class SharePolicy(ThresholdPolicy):
     """
 
     name = "share"
-    larger_is_surer = True
 
     def __init__(self, thresholds: float | Mapping[int, float], confidences: float | Mapping[int, float]) -> None:
         """Each argument is one number for all ramps, or one number per ramp."""

@@ -102,6 +102,11 @@ def test_an_input_leaves_if_its_score_passes_the_threshold(policy: ThresholdPoli
     assert decision.state_BS.shape == (3, 0)
 
 
+def test_impossible_labels_add_no_entropy_and_infinite_outputs_have_none() -> None:
+    output = ExitOutput(LabelTask("abc"), torch.tensor([[*EVEN, -math.inf], [*EVEN, math.inf], [-math.inf] * 3]))
+    assert EntropyPolicy(0.7).score(0, output).tolist() == pytest.approx([log(2.0), math.nan, math.nan], nan_ok=True)
+
+
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9, 1.0])
 def test_a_decaying_threshold_equals_calms_at_every_position(threshold: float) -> None:
     """Schuster et al. 2022, equation 5, by hand, on scores around it; N / tau is 4 tokens."""
