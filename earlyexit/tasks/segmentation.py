@@ -83,8 +83,9 @@ class SegmentationTask(Task):
         from torch.nn.functional import interpolate
 
         size = self.height, self.width
+        lowest = torch.finfo(torch.float32).min  # instead of -inf, whose product with a pixel's weight of 0 is NaN
         # argmax on a CPU is four times as fast if a pixel's logits are adjacent in memory.
-        logits_BChw = outputs_BC.float().contiguous(memory_format=torch.channels_last)
+        logits_BChw = outputs_BC.float().clamp_min(lowest).contiguous(memory_format=torch.channels_last)
         logits_BCHW = interpolate(logits_BChw, size=size, mode="bilinear", align_corners=False)
         return logits_BCHW.argmax(1).to(torch.uint8)
 

@@ -251,8 +251,9 @@ ROAD, CAR, SKY, UNKNOWN = range(4)
 MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])
 
 
-def test_a_map_has_the_most_probable_class_of_every_pixel() -> None:
-    answer = STREET.answer(logits_of([[SKY, SKY, CAR], [ROAD, CAR, CAR]]))
+@pytest.mark.parametrize("probability", [0.9, 1.0], ids=["finite logits", "logits of -inf for all other classes"])
+def test_a_map_has_the_most_probable_class_of_every_pixel(probability: float) -> None:
+    answer = STREET.answer(logits_of([[SKY, SKY, CAR], [ROAD, CAR, CAR]], probability))
     assert (answer.dtype, tuple(answer.shape)) == (torch.uint8, (1, STREET.height, STREET.width))
     assert answer[0].tolist() == [
         [SKY, SKY, SKY, SKY, CAR, CAR],
