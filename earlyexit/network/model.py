@@ -568,7 +568,7 @@ def _answers(
     piece: Piece, positions: list[int] | range, value_K: Tensor, score_B: Tensor, block: int
 ) -> tuple[Answer, ...]:
     scores = score_B.tolist()
-    if any(map(math.isnan, scores)):
+    if any(math.isnan(scores[k]) for k in positions):
         raise ArithmeticError(f"the exit after block {block} gave a score that is NaN")
     if value_K.is_floating_point() and not _are_finite(value_K).all():
         raise ArithmeticError(f"the exit after block {block} gave an answer that is not finite")
