@@ -261,7 +261,7 @@ class ForecastJob(JsonOption):
     """CSV file with past windows, oldest first: columns inputs, 0, 1 and so on (survival by block)."""
     coverage: float = 0.8
     """Probability that a forecast value lies in its interval."""
-    window_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    window_s: float | None = Field(default=None, ge=1e-6, le=1e9)
     """Length of a window in seconds, which adds a forecast of the rate. None: no forecast of the rate."""
 
 
