@@ -16,6 +16,7 @@ from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Answer
 from optimizer.problems.problem import PlanProblem
+from profiles.lengths import MOST_TOKENS
 from profiles.records import ExitRecords, ValueArray
 from profiles.scores import FloatArray
 from profiles.stream import shape_of
@@ -111,8 +112,7 @@ def survival_of(decisions: Decisions, ramps: tuple[int, ...], num_blocks: int, r
 
 
 def _columns(known: tuple[int, ...], ramps: tuple[int, ...]) -> list[int]:
-    missing = sorted(set(ramps) - set(known))
-    if missing:
+    if missing := sorted(set(ramps) - set(known)):
         raise PlanError(f"the decisions have no ramps {missing}; they have {list(known)}")
     return [known.index(ramp) for ramp in ramps]
 
@@ -164,13 +164,13 @@ def truncated_normal(num: int, *, mean: float, variance: float, low: int, high: 
         raise DataError(f"the mean length must be a finite number, not {mean}")
     if not 0 <= variance < math.inf:
         raise DataError(f"the variance of lengths must be a finite number from 0 on, not {variance}")
-    if not 1 <= low <= high:
-        raise DataError(f"lengths must lie between 1 and more, not between {low} and {high}")
+    if not 1 <= low <= high <= MOST_TOKENS:
+        raise DataError(f"lengths must lie between 1 and {MOST_TOKENS} tokens, not between {low} and {high}")
     rng, deviation = np.random.default_rng(seed), math.sqrt(variance)
     kept, total = np.zeros(0, dtype=np.int64), 0
     while len(kept) < num:
-        drawn = np.rint(rng.normal(mean, deviation, max(AT_ONCE, num))).astype(np.int64)
-        kept = np.concatenate([kept, drawn[(drawn >= low) & (drawn <= high)]])
+        drawn = np.rint(rng.normal(mean, deviation, max(AT_ONCE, num)))
+        kept = np.concatenate([kept, drawn[(drawn >= low) & (drawn <= high)].astype(np.int64)])
         total += len(drawn)
         if len(kept) < LEAST_KEPT * total:
             raise DataError(f"mean {mean:g} and variance {variance:g} give hardly any lengths within {low} to {high}")
