@@ -30,7 +30,8 @@ def _log_odds(confidence: FloatArray) -> FloatArray:
 
 
 def _shrunk_log_odds(share: FloatArray) -> FloatArray:
-    return np.asarray(np.log(share + EVEN_SHARE) - np.log(1 - share + EVEN_SHARE))
+    clipped = np.clip(share, 0.0, 1.0)
+    return np.asarray(np.log(clipped + EVEN_SHARE) - np.log(1 - clipped + EVEN_SHARE))
 
 
 def _share_of(sureness: float) -> float:
@@ -39,7 +40,7 @@ def _share_of(sureness: float) -> float:
 
 
 def _minus_log(entropy: FloatArray) -> FloatArray:
-    return np.asarray(-np.log(np.maximum(entropy, SMALLEST)))
+    return np.asarray(-np.log(np.clip(entropy, SMALLEST, np.exp(-LEAST_SURE))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +101,7 @@ def check_score(score: str) -> None:
 
 def check_recorded(ramps: Sequence[int], requested: Iterable[int]) -> None:
     """Raise DataError if a requested ramp is not among the recorded `ramps`."""
-    unknown = sorted(set(requested) - set(ramps))
-    if unknown:
+    if unknown := sorted(set(requested) - set(ramps)):
         raise DataError(f"no records of ramps {unknown}; recorded are {list(ramps)}")
 
 
@@ -113,11 +113,11 @@ def sure_NR(
     Raises DataError for thresholds of other ramps, and for NaN.
     """
     check_recorded(ramps, thresholds)
-    unset = sorted(ramp for ramp, threshold in thresholds.items() if np.isnan(threshold))
-    if unset:
+    if unset := sorted(ramp for ramp, threshold in thresholds.items() if np.isnan(threshold)):
         raise DataError(f"the thresholds of ramps {unset} are not numbers, so that no input would leave there")
     active_R = np.array([ramp in thresholds for ramp in ramps], dtype=bool)
-    limits_R = np.array([thresholds.get(ramp, 0.0) for ramp in ramps], dtype=np.float32)
+    with np.errstate(over="ignore"):  # as in policies, a threshold beyond the range of float32 is infinite
+        limits_R = np.array([thresholds.get(ramp, 0.0) for ramp in ramps], dtype=np.float32)
     # Ramps are switched off by the mask, because no threshold excludes an infinite score.
     larger = SCORES[score].larger_is_surer
     return np.asarray((scores_NR >= limits_R if larger else scores_NR <= limits_R) & active_R)

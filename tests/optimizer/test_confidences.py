@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from optimizer.calibration.thresholds import LEVELS, NUM_CONFIDENCES, ShareArray, candidates, choose_confidences
 from profiles.scores import SCORES, FloatArray
@@ -55,3 +56,5 @@ def test_shares_and_sureness_convert_to_each_other() -> None:
     assert kind.score_at(float(sureness[-1]) + 0.1) > 1, "no input is so sure"
     assert kind.score_at(float(sureness[0]) - 0.1) < 0, "every input is"
     assert kind.score_at(np.inf) == kind.never
+    assert kind.sureness(np.array([1.5])) == sureness[-1], "such a share is an error of another system"
+    assert SCORES["entropy"].sureness(np.array([0.0, np.inf])) == pytest.approx([16.118, -80.0], abs=1e-3)
