@@ -124,8 +124,7 @@ class RecordedPolicy(ExitPolicy):
         self._column_of = {ramp: column for column, ramp in enumerate(answers.ramps)}
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
-        missing = [ramp for ramp in ramps if ramp not in self._column_of]
-        if missing:
+        if missing := [ramp for ramp in ramps if ramp not in self._column_of]:
             raise PlanError(f"the exit records hold no ramps {missing}; they hold {sorted(self._column_of)}")
         self._judge.check_ramps(ramps)
 

@@ -44,9 +44,7 @@ class ThresholdPolicy(ExitPolicy):
             raise PlanError(f"decay: thresholds decay along the tokens of an answer; task {task.name!r} has no tokens")
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
-        missing = [ramp for ramp in ramps if not self.can_decide(ramp)]
-        if isinstance(self.thresholds, Mapping) and missing:
-            raise PlanError(f"active ramps {missing} have no threshold; thresholds name {sorted(self.thresholds)}")
+        check_numbers(self.thresholds, ramps, "threshold")
 
     def can_decide(self, ramp: int) -> bool:
         return not isinstance(self.thresholds, Mapping) or ramp in self.thresholds
@@ -85,6 +83,12 @@ def decayed(score_B: Tensor, place_B: Tensor, decay: float) -> Tensor:
 def of_ramp(numbers: float | Mapping[int, float], ramp: int) -> float:
     """Returns the number of a ramp; `numbers` has one per ramp, or is one number for all ramps."""
     return numbers[ramp] if isinstance(numbers, Mapping) else numbers
+
+
+def check_numbers(numbers: float | Mapping[int, float], ramps: Sequence[int], name: str) -> None:
+    """Raise PlanError if there is one number per ramp, and an active ramp has none."""
+    if isinstance(numbers, Mapping) and (missing := [ramp for ramp in ramps if ramp not in numbers]):
+        raise PlanError(f"active ramps {missing} have no {name}; {name}s name {sorted(numbers)}")
 
 
 class EntropyPolicy(ThresholdPolicy):
@@ -149,9 +153,7 @@ class SharePolicy(ThresholdPolicy):
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
         super().check_ramps(ramps)
-        missing = [ramp for ramp in ramps if not self.can_look(ramp)]
-        if isinstance(self.confidences, Mapping) and missing:
-            raise PlanError(f"active ramps {missing} have no confidence; confidences name {sorted(self.confidences)}")
+        check_numbers(self.confidences, ramps, "confidence")
 
     def check_task(self, task: Task) -> None:
         if not task.num_principal_values:

@@ -40,8 +40,8 @@ from earlyexit.network.checkpoint import RampOptions, load_pretrained, random_mo
 from earlyexit.network.model import Cut, EarlyExitModel
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitOutput
+from earlyexit.policies.counting import TabiPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy, RecordedAnswers, RecordedPolicy
-from earlyexit.policies.reroute import reroute_probability
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, SharePolicy, SimilarPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.ramps import build_ramp
@@ -194,11 +194,11 @@ CASES: dict[str, Case] = {
     ),
     "policy: wrapper of nothing": lambda: exit_wrapper(),  # type: ignore[call-overload] # the point
     "policy: own is none": lambda: make_policy("own", own=f"{__name__}:circle"),
-    "policy: share without a confidence": lambda: SharePolicy(0.5, {0: 0.9}).check_ramps([0, 1]),
+    "policy: share without a confidence": lambda: SharePolicy({0: 0.5, 1: 0.5}, {0: 0.9}).check_ramps([0, 1]),
     "policy: share without principal values": lambda: SharePolicy(0.5, 0.5).check_task(STARS),
     "policy: similar at block 0": lambda: SimilarPolicy(0.5).check_ramps((0, 1)),
-    "policy: tabi, c out of range": lambda: reroute_probability(np.ones(1), math.nan),
-    "policy: tabi, k out of range": lambda: reroute_probability(np.ones(1), 0.9, -1.0),
+    "policy: tabi, c out of range": lambda: TabiPolicy(math.nan, 1.0),
+    "policy: tabi, k out of range": lambda: TabiPolicy(0.9, -1.0),
     "ensemble: no labels": lambda: EnsemblePolicy(ConfidencePolicy(0.5), {5: 0.2}).check_task(STARS),
     "ensemble: weight out of range": lambda: EnsemblePolicy(ConfidencePolicy(0.5), {5: 1.0}),
     # Tasks
