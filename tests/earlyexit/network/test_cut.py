@@ -144,15 +144,11 @@ def test_a_ramp_with_an_infinite_answer_costs_a_probe_its_record_but_not_its_ans
     assert [len(step.answers) for step in steps] == [0, 2]
 
 
-class Unsure(LabelTask):
-    """Labels of which the second of a batch has no score."""
-
-    def score(self, outputs_BC: Tensor) -> Tensor:
-        return torch.tensor([1.0, math.nan])[: len(outputs_BC)]
-
-
-def test_an_input_without_a_score_goes_on_and_fails_no_other(encoded: list[Encoded]) -> None:
-    model, policy = small(Unsure(("a", "b", "c")), num_blocks=2), ConfidencePolicy(0.5)
+def test_an_input_without_a_score_goes_on_and_fails_no_other(
+    encoded: list[Encoded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LabelTask, "score", lambda _, outputs_BC: torch.tensor([1.0, math.nan])[: len(outputs_BC)])
+    model, policy = small(num_blocks=2), ConfidencePolicy(0.5)
     steps = list(Cut(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
     assert [answer.exit for step in steps for answer in step.answers] == [0, 1]
 

@@ -118,6 +118,7 @@ def test_a_decaying_threshold_equals_calms_at_every_position(threshold: float) -
             decision = policy.decide(0, output, torch.tensor([[place]], dtype=torch.int32), ("a",))
             assert decision.leave_B.item() == (score > calms), (place, score)
             assert decision.score_B.item() == pytest.approx(score, abs=1e-6), "what is said is how sure the ramp is"
+    assert decayed(torch.ones(1), torch.tensor([10_000]), 4.0).tolist() == [1.0], "none passes a threshold above 1"
 
 
 def leaves_at(policy: ExitPolicy, labels: list[int]) -> int | None:
@@ -179,11 +180,6 @@ def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
 
     assert total_logit.initial_state(2, 3, CPU).tolist() == [[0.0], [0.0]]
     assert leaves_at(total_logit, [0, 1, 2]) == 1  # 5, then 5 + 5
-
-
-def test_no_score_passes_a_threshold_above_one_however_late() -> None:
-    certain, late = torch.ones(1), torch.tensor([10_000], dtype=torch.int32)
-    assert decayed(certain, late, 4.0).tolist() == [1.0]
 
 
 THREE = LabelTask(("a", "b", "c"))
