@@ -84,13 +84,13 @@ class SimulatedService:
         for device, number in self.placed.occupied.items():
             for _ in range(number):
                 self._new(device)
-            self._assign_stages(device)
+        self._assign_stages()
         self._update_ingresses()
 
     def start(self, device: str) -> SimulatedReplica:
         """Starts a replica, prepared for all stages of the plan on its accelerator type."""
         replica = self._new(device)
-        self._assign_stages(device)
+        self._assign_stages()
         self._update_ingresses()
         return replica
 
@@ -115,7 +115,7 @@ class SimulatedService:
             replica.period.until_s = self.events.time_s
         del self.running[replica.device][replica.index]
         self.retired.append(replica)
-        self._assign_stages(replica.device)
+        self._assign_stages()
         self._update_ingresses()
 
     def follow(self, placed: PlacedPlan) -> None:
@@ -131,8 +131,7 @@ class SimulatedService:
             self._leaves = {}
             for (device, slowness), works in self._works.items():
                 works.forget(self._pace_of(device, slowness))
-        for device in self.running:
-            self._assign_stages(device)
+        self._assign_stages()
         for ingress in self.ingresses:
             ingress.follow(placed)
         self._update_ingresses()
@@ -155,19 +154,19 @@ class SimulatedService:
             if name not in self.slots:
                 self.slots[name] = Slot(name, stage.device, self.scenario.num_ingresses)
 
-    def _assign_stages(self, device: str) -> None:
-        """Assigns the plan's stages on an accelerator type to its replicas, as every ingress would."""
-        by_name = {replica.name: replica for replica in self.running[device].values()}
-        hosts = self.placed.roles(device, by_name)
-        for replica in by_name.values():
-            if replica.name in hosts:
-                replica.follow(self._assignments[hosts[replica.name]])
-        for slot in [each for each in self.slots.values() if each.device == device]:
-            slot.host([each for each in by_name.values() if hosts.get(each.name) == slot.name], self.events.time_s)
-            if slot.replicas:
-                pending, slot.pending = slot.pending, {}
-                for call, (block, delay_s) in pending.items():
-                    call.ingress.go(call, block, delay_s)
+    def _assign_stages(self) -> None:
+        """Assigns the plan's stages to the replicas, as every ingress would."""
+        by_name = {name: {each.name: each for each in own.values()} for name, own in self.running.items()}
+        for device, hosts in self.placed.roles(by_name).items():
+            for name, slot_name in hosts.items():
+                by_name[device][name].follow(self._assignments[slot_name])
+            for slot in [each for each in self.slots.values() if each.device == device]:
+                own = [each for name, each in by_name[device].items() if hosts.get(name) == slot.name]
+                slot.host(own, self.events.time_s)
+                if own:
+                    pending, slot.pending = slot.pending, {}
+                    for call, (block, delay_s) in pending.items():
+                        call.ingress.go(call, block, delay_s)
 
     def _works_of(self, device: str, slowness: float) -> Works:
         works = self._works.get((device, slowness))

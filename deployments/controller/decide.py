@@ -311,9 +311,11 @@ def _shrunk(view: View, reason: str, words: str) -> NewPlan | None:
     followed = view.state.followed or view.state.placed
     placed, left = view.place(view.with_current_thresholds(followed.plan)), dict[str, int]()
     running = view.without_resting(view.running)
-    for device in {stage.device for stage in placed.plan.stages}:
-        left |= divide_replicas(placed.needed(device), running.get(device, 0))
-    fewer = [min(stage.replicas, left[slot]) for slot, stage in placed.stage_of.items()]
+    runnable = placed.runnable(running)
+    for device, number in running.items():
+        needed = {slot: replicas for slot, replicas in placed.needed(device).items() if slot in runnable}
+        left |= divide_replicas(needed, number)
+    fewer = [min(stage.replicas, left.get(slot, 0)) for slot, stage in placed.stage_of.items()]
     plan = None if reason == "straggler" and min(fewer) < 1 else placed.plan.with_replicas(fewer)
     if plan is None:
         return None

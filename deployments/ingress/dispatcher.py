@@ -236,7 +236,7 @@ class ReplicaLinks:
             self._stages.setdefault(slot, StageReplicas(self._phase))
         for device in self._links:
             self._connect(device)
-        self._update(*self._links)
+        self._update()
 
     def send(self, call: Call, message: StageCall) -> None:
         """Sends a call to a replica of its stage. If the stage has none and no chain can run, the call waits for one.
@@ -280,12 +280,11 @@ class ReplicaLinks:
         """
         self._addresses[device] = addresses
         self._connect(device)
-        self._update(device)
+        self._update()
 
-    def _update(self, *devices: str) -> None:
-        """Assigns stages to the replicas of accelerator types, and sends the calls that wait for a replica."""
-        for device in devices:
-            self._assign_stages(device)
+    def _update(self) -> None:
+        """Assigns stages to the replicas, and sends the calls that wait for a replica."""
+        self._assign_stages()
         self._can_run = self.owner.set_up({slot for slot in self._assignments if self._stages[slot].is_up})
         self._changed.set()
         self._changed = asyncio.Event()
@@ -302,20 +301,21 @@ class ReplicaLinks:
             if not (is_last and links[name].is_up):
                 links.pop(name).close_when_idle()
         for name in sorted(addresses.keys() - links.keys()):
-            links[name] = self._link(name, addresses[name], partial(self._update, device), self.owner)
+            links[name] = self._link(name, addresses[name], self._update, self.owner)
 
-    def _assign_stages(self, device: str) -> None:
-        links, needed = self._links[device], self._placed.needed(device)
-        up = {name for name, link in links.items() if link.is_up}
-        hosts = self._placed.roles(device, links)
-        if len(up) >= len(needed) > len({slot for name, slot in hosts.items() if name in up}):
-            hosts = self._placed.roles(device, up)  # otherwise a stage would have only replicas that are down
-        for name, slot in hosts.items():
-            if name in up:  # a replica ignores an assignment that it already follows
-                links[name].host(self._assignments[slot])
-        for slot, stage in self._stages.items():
-            if slot in needed or slot not in self._assignments:
-                stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
+    def _assign_stages(self) -> None:
+        up = {device: {name for name, link in links.items() if link.is_up} for device, links in self._links.items()}
+        if_up = self._placed.roles(up)
+        for device, hosts in self._placed.roles(self._links).items():
+            links, needed = self._links[device], self._placed.needed(device)
+            if {*if_up[device].values()} - {slot for name, slot in hosts.items() if name in up[device]}:
+                hosts = if_up[device]  # otherwise a stage would have only replicas that are down
+            for name, slot in hosts.items():
+                if name in up[device]:  # a replica ignores an assignment that it already follows
+                    links[name].host(self._assignments[slot])
+            for slot, stage in self._stages.items():
+                if slot in needed or slot not in self._assignments:
+                    stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
 
 
 UNKNOWN = PendingInput(0, 0.0, 0.0)

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -446,15 +446,38 @@ class PlacedPlan:
         """Returns how many replicas each slot of an accelerator type needs, in the plan's order."""
         return {slot: stage.replicas for slot, stage in self.stage_of.items() if stage.device == device}
 
-    def roles(self, device: str, live: Collection[str]) -> dict[str, str]:
-        """Returns the slot that each live replica of an accelerator type hosts, by the replica's id.
+    def runnable(self, counts: Mapping[str, int]) -> set[str]:
+        """Returns the slots of the chains that can run on these numbers of replicas by accelerator type.
 
-        The result is deterministic, so all ingresses that see the same replicas agree. Avoided replicas host a slot
-        only if there are fewer other replicas than stages.
+        Every stage needs a replica. If there are too few for all chains, those with the largest shares come first.
         """
-        needed = self.needed(device)
-        working = [replica for replica in live if replica not in self.avoided]
-        return roles(needed, working if len(working) >= len(needed) else live, self.hosted)
+        found, left, slots = set[str](), Counter(counts), iter(self.stage_of)
+        chains = [(chain, [*islice(slots, len(chain))]) for chain in chains_of(self.plan.stages, self.plan.num_blocks)]
+        for _, (chain, own) in sorted(zip(self.plan.shares, chains, strict=True), key=lambda pair: -pair[0]):
+            needed = Counter(stage.device for stage in chain)
+            if needed <= left:
+                left -= needed
+                found.update(own)
+        return found
+
+    def roles(self, live: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
+        """Returns by accelerator type the slot that each live replica hosts, by the replica's id, as in `live`.
+
+        The result is deterministic, so all ingresses that see the same replicas agree. A type with fewer replicas than
+        stages serves the chains that can run, if any uses it. Avoided replicas host a slot only if there are fewer
+        other replicas than stages.
+        """
+        used, hosts = dict(live), dict[str, dict[str, str]]()
+        for device, replicas in live.items():
+            working = [replica for replica in replicas if replica not in self.avoided]
+            if len(working) >= len(self.needed(device)):
+                used[device] = working
+        runnable = self.runnable({device: len(replicas) for device, replicas in used.items()})
+        for device, replicas in used.items():
+            needed = self.needed(device)
+            served = {slot: number for slot, number in needed.items() if slot in runnable}
+            hosts[device] = roles(served if len(replicas) < len(needed) and served else needed, replicas, self.hosted)
+        return hosts
 
 
 def roles(needed: Mapping[str, int], live: Collection[str], before: Mapping[str, str]) -> dict[str, str]:

@@ -124,6 +124,10 @@ def test_inputs_of_a_dead_replica_start_again_on_others() -> None:
     service = booted(scenario(chains, [0.0, 0.5, 3.0, 3.1]))
     # The replica that is left hosts the first chain, which gets all inputs: one from 4.5 to 8.5, two until 13.5.
     assert at(service, 1.0, partial(kill, service)).latency_s_N.tolist() == pytest.approx([8.5, 4, 10.5, 10.4])
+    cut, whole = (stage(1, split(0, 2)), stage(1, split(2, 4))), stage(1, split(0, 4))
+    service = booted(scenario(Plan(stages=(*cut, whole), shares=(0.4, 0.6), policy=POLICY), [1.0]))
+    # The two replicas that are left host the chain with the larger share.
+    assert at(service, 0.5, partial(kill, service)).latency_s_N.tolist() == [4]
 
 
 def test_a_stopped_replica_finishes_its_inputs_and_gets_no_more() -> None:

@@ -166,7 +166,7 @@ class FakeFleet(Fleet):
 
     async def replica_reports(self) -> list[ReplicaReport]:
         names = [f"cpu#{rank}" for rank in range(0 if self.silent else self.replicas["cpu"])]
-        roles = self.followed.roles("cpu", names)
+        roles = self.followed.roles({"cpu": names})["cpu"]
         epoch = self.followed.epoch
         return [replica(self.times.get(name, ()), name=name, slot=roles.get(name, ""), epoch=epoch) for name in names]
 
