@@ -152,11 +152,13 @@ class View:
     def missing(self) -> str:
         """Describes the replicas that a change to the current plan still needs; empty if all run.
 
-        While no plan is followed, one replica per stage is enough, because late answers are better than none.
+        While no plan is followed, one replica per stage of any chain is enough, because late answers are better than
+        none.
         """
         needed: Mapping[str, int] = self.state.placed.occupied
         if self.state.followed is None:
-            needed = Counter(stage.device for stage in self.state.placed.plan.stages)
+            runnable = self.state.placed.runnable(self.running)
+            needed = {} if runnable else Counter(stage.device for stage in self.state.placed.plan.stages)
         counts = ((device, self.running.get(device, 0), num) for device, num in needed.items())
         return ", ".join(f"{device} runs {running} of {num}" for device, running, num in counts if running < num)
 

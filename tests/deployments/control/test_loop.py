@@ -295,8 +295,9 @@ async def test_a_stage_that_stays_without_replicas_is_left_out_before_ray_report
 
 
 async def test_a_service_without_a_plan_stays_suspended_until_accelerators_return(tmp_path: Path) -> None:
+    both = (*halves(1, 1), *whole(2))
     scene = await begun(
-        tmp_path, solve_as=lambda asked: planned(asked, whole(4)) if asked.devices["cpu"].count == 4 else no_plan()
+        tmp_path, solve_as=lambda asked: planned(asked, both) if asked.devices["cpu"].count == 4 else no_plan()
     )
     scene.fleet.alive = {"cpu": 0}
     await scene.ticks(2)
@@ -312,7 +313,7 @@ async def test_a_service_without_a_plan_stays_suspended_until_accelerators_retur
     await scene.ticks(1)
     scene.fleet.alive, scene.fleet.replicas["cpu"], scene.fleet.is_stuck = {"cpu": 4}, 1, True
     await scene.ticks(1)
-    assert scene.fleet.log[-1] == "follow 2", "one replica answers more than none"
+    assert scene.fleet.log[-1] == "follow 2", "a replica that runs the second chain answers more than none"
 
 
 async def test_a_plan_stays_on_its_accelerators_if_no_other_is_found(tmp_path: Path) -> None:
