@@ -501,7 +501,7 @@ def _expected_exits(plan: Plan, forecast: Forecast, recent: Interval) -> tuple[S
     They are means over all chains, each of which has its own active ramps.
     """
     chains = [(chain.ramps, forecast.survival_of.get(chain.used, forecast.survival)) for chain in plan.chains]
-    # The planned shares count as one input: they matter only if none was assigned.
+    # The planned shares count as one input: they matter only if none has ended.
     weights = np.array([share + recent.assigned.get(number, 0) for number, share in enumerate(plan.shares)])
     weights /= weights.sum()
     mixed: dict[str, Any] = {

@@ -102,7 +102,7 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
 
 
 def _chains(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Returns each chain's planned share, its share of the inputs that arrived during the snapshots, and its load."""
+    """Returns each chain's planned share, its share of the inputs that ended during the snapshots, and its load."""
     now, plan = snapshots[-1], snapshots[-1].placed.plan
     seen = _between(snapshots[0], now).assigned
     following = [each.chains for each in now.ingresses if each.epoch == plan.epoch and each.chains]

@@ -190,7 +190,8 @@ class Counts:
     arrived: int = 0
     """Inputs of well-formed requests, including refused inputs."""
     assigned: dict[int, int] = field(default_factory=Counter)
-    """Inputs that were not refused, by the chain to which they were assigned: its number in the plan of that time."""
+    """Inputs that were answered or dropped after they were admitted, by the chain that had them last: its number in the
+    plan of that time."""
     answered: int = 0
     answered_tokens: int = 0
     """Tokens of answered inputs; inputs without tokens count as 1."""

@@ -414,10 +414,11 @@ class Unanswered:
         return [Dropped(fresh, reason, error)]
 
     def _remove_settled(self, inputs: Inputs) -> int:
-        """Removes settled inputs from the counts of their chains; returns the sum of their tokens."""
+        """Moves settled inputs from their chains' unanswered to the counts; returns the sum of their tokens."""
         num_tokens = 0
         for each in inputs:
             chain, cost = each.chain.current, each.cost
+            self.counts.assigned[chain.number] += 1
             chain.num_unanswered -= 1
             chain.unanswered_tokens -= cost
             num_tokens += cost

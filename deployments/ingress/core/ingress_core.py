@@ -144,8 +144,6 @@ class IngressCore(Unanswered):
             if late_s > 0 and any(each.admission.counts_tokens for each in drawn):  # others were checked by `check`
                 self.refuse_late(len(inputs), left_s, late_s)
         self.chains.assign(drawn, inputs)
-        for chain in drawn:
-            self.counts.assigned[chain.number] += 1
         self.counts.arrived += len(inputs)
         self._start_timer(inputs[0].deadline_s, DEADLINE, inputs)
         if layout is not None:

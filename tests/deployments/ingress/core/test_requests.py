@@ -455,17 +455,23 @@ def test_metrics_of_a_chain_that_the_plan_no_longer_has_are_zero() -> None:
     metrics = IngressMetrics(Chain(names=("m",), lengths=(4,)))
 
     def exported() -> list[float]:
-        """Returns two chains' assigned inputs, unanswered inputs, their tokens, and the admission limit."""
+        """Returns two chains' unanswered inputs, their tokens, the admission limit, and the inputs that have ended."""
         metrics.export(world.core, world.now_s, {})
         return [each.value for each in metrics.metrics.samples() if "chain" in each.labels]
 
     world.submit("abcdefgh", *[5] * 8, deadline_s=1.0)
-    assert exported() == [6, 2, 6, 2, 30, 10, 52.5, 17.5]
+    assert exported() == [6, 2, 30, 10, 52.5, 17.5]
     world.set_up(world.core.chains.active[0].first.slot)
     assert exported()[-2:] == [52.5, 0]
+    world.answer(0, "ab")
+    world.answer(1, "c")
+    world.fail(1)  # g moves to the first chain
+    world.until(0.1)
+    world.answer(2, "fh")
+    world.answer(3, "g")
     world.follow(plan(epoch=2, predicted={"rate_per_s": 100.0}))
     world.submit("ij", deadline_s=1.0)
-    assert exported() == [8, 2, 10, 0, 42, 0, 70.0, 0]
+    assert exported() == [4, 0, 12, 0, 70.0, 0, 5, 1]
 
 
 # Sequences
