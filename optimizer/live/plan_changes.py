@@ -96,17 +96,18 @@ def weigh(
     start_cost: StartCost,
     least_gain: float,
     reach: Reach | None = None,
-    shares: Sequence[float] = (1.0,),
+    shares: Sequence[float] = (),
 ) -> Verdict:
     """Decides for a change if the gain exceeds its cost plus `least_gain`, or if the current plan breaks a promise.
 
-    `current` is None if there is no plan, and `shares` are those of its chains; the new plan has the default shares.
+    `current` is None if there is no plan. `shares` are those of its chains; by default, and in the new plan, those of
+    `evaluate`.
     `problem` is the forecast for which the new plan was made. If the rate is maximized, the gain is in the plan's
     highest rate, even if demand is lower: the reserve absorbs bursts.
     """
     if current is None:
         return Verdict(change=True, words="takes the plan: there is none yet")
-    if tuple(current) == tuple(new) and len(shares) == 1:
+    if tuple(current) == tuple(new) and len(shares) < 2:
         return Verdict(change=False, words="keeps the plan: it is still the best")
     gain, gain_words, broken = _compared(problem, current, new, reach, shares)
     if broken:
