@@ -179,18 +179,19 @@ def _evaluate_parallel(
     reach: Reach | RecordedBatches | None,
 ) -> Evaluation:
     """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
-    alone = [evaluate(problem, chain, reach) for chain in chains]
+    alone, are_given = [evaluate(problem, chain, reach) for chain in chains], bool(shares)
     shares = shares or _default_shares(problem, alone)
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
-    if problem.required_per_s is not None:
+    served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
+    if are_given or problem.required_per_s is not None:  # otherwise each chain serves its own highest rate
         alone = [
-            evaluate(problem.with_rate(share * problem.required_per_s), chain, reach)
+            evaluate(replace(problem, objective=MinimizeCost(rate_per_s=share * served_per_s)), chain, reach)
             for chain, share in zip(chains, shares, strict=True)
         ]
     starts = accumulate([len(chain) for chain in chains], initial=0)
     return Evaluation(
         rate_per_s=rate_per_s,
-        served_per_s=rate_per_s if problem.required_per_s is None else problem.required_per_s,
+        served_per_s=served_per_s,
         latency_s=max(each.latency_s for each in alone),
         mean_latency_s=sum(share * each.mean_latency_s for each, share in zip(alone, shares, strict=True)),
         ramp_overhead=sum(share * each.ramp_overhead for each, share in zip(alone, shares, strict=True)),

@@ -150,6 +150,7 @@ def test_each_chain_has_a_row_and_the_share_of_one_limits_the_rate(problem: Path
     assert {"0: 1 x V100 16% 0-1 4 160 25% 2.00 2.00", "1: 1 x T4 10% 0-1 4 40 25% 5.00 5.00"} <= set(rows)
     assert {"0 20.00% 20.00% 20", "1 80.00% 80.00% 80"} <= set(rows)
     assert any(row.startswith("goodput 2500.0/s at most") for row in rows)
+    assert any(row.startswith("latency p99 16.00 ms at 2500.0/s") for row in rows), "500/s fill T4's batches in 8 ms"
 
 
 def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
