@@ -104,6 +104,8 @@ def draw_inputs(
     if named_records is None:
         if thresholds is not None:
             raise InputError("--thresholds goes with exit records: add --records FILE")
+        if file.problem.survival_of is not None and not _is_alike(plan):
+            raise InputError("the chains use different networks, whose survival differs: add --records FILE")
         survival_N = survival_with(file.problem, plan.used)
         decisions: Decisions = nested(survival_N, file.problem.ramps, rng, num_rows=NUM_ROWS)
         rows_N, tokens_R = np.arange(NUM_ROWS), None
@@ -350,9 +352,14 @@ def _simulated(scenario: Scenario, progress: Progress) -> dict[str, Any] | None:
     if figures is None:
         return None
     simulated = figures.document()
-    if scenario.plan.networks:
+    if scenario.plan.networks and _is_alike(scenario.plan):
         simulated["networks"] = list(_network_figures(scenario.plan, figures.exits))
     return {"interrupted": figures.interrupted, "simulated": simulated}
+
+
+def _is_alike(plan: Plan) -> bool:
+    """Whether all chains use the same networks. Otherwise an answer does not show which networks its input reached."""
+    return all(chain.used == plan.used for chain in plan.chains)
 
 
 def _network_figures(plan: Plan, exits: Mapping[int, int]) -> Iterator[dict[str, Any]]:

@@ -179,6 +179,8 @@ def _evaluate_parallel(
     reach: Reach | RecordedBatches | None,
 ) -> Evaluation:
     """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
+    if problem.generation is not None:
+        raise PlanError("the cost model has no figures of generation with several chains; use a plan of one chain")
     alone, are_given = [evaluate(problem, chain, reach) for chain in chains], bool(shares)
     shares = shares or _default_shares(problem, alone)
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))

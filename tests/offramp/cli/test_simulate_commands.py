@@ -360,6 +360,13 @@ def test_a_plan_may_leave_the_small_network_out(cascade: Path, tmp_path: Path, c
     assert large["answers"] == found["simulated"]["answered"] == 100
     assert found["simulated"]["exits"] == pytest.approx({"2": 50, "3": 50}, abs=15)  # none left before
     assert found["simulated"]["p99_s"] == pytest.approx(0.008)
+    chain = "{share: 0.5, stages: [{device: cpu, splits: [%s{first: 2, end: 4, batch: 4, ramps: [2]}]}]}"
+    both = ", ".join(chain % small for small in ("", "{first: 0, end: 2, batch: 4}, "))
+    written(plan, f"networks: [2, 4]\nchains: [{both}]\npolicy: {{name: entropy, thresholds: 0.4}}\n")
+    assert run("simulate", cascade, "--plan", plan, "--arrivals", "uniform:100") == 2
+    assert "the chains use different networks" in capsys.readouterr().err
+    written(cascade, text)
+    assert "networks" not in played(capsys, cascade, "--plan", plan, arrivals="uniform:100")["simulated"]
 
 
 OF_SEQUENCES = (
@@ -412,3 +419,7 @@ def test_sequences_that_take_too_long_are_refused_or_counted_as_late(stream: Pat
     unrefused = printed(capsys, "simulate", stream, *busy, "--no-admission")["simulated"]
     assert (kept["refused"] > 0, unrefused["refused"], unrefused["whole"]) == (True, 0, 1600)
     assert unrefused["ttft_p99_s"] > kept["ttft_p99_s"]
+    chain = "{share: 0.5, stages: [{device: V100, splits: [{first: 0, end: 2, batch: 4}]}]}"
+    plan = written(stream.with_name("plan.yaml"), f"chains: [{chain}, {chain}]\n")
+    assert run("simulate", stream, *busy[:-2], "--plan", plan) == 2
+    assert "no figures of generation with several chains" in capsys.readouterr().err
