@@ -437,10 +437,8 @@ class PlacedPlan:
     @property
     def occupied(self) -> Mapping[str, int]:
         """Replicas per accelerator type, including avoided ones, because they still occupy their accelerators."""
-        counts = Counter(self.avoided.values())
-        for stage in self.plan.stages:
-            counts[stage.device] += stage.replicas
-        return dict(counts)
+        serving = Counter(stage.device for stage in self.plan.stages for _ in range(stage.replicas))
+        return dict(Counter(self.avoided.values()) + serving)
 
     def needed(self, device: str) -> Mapping[str, int]:
         """Returns how many replicas each slot of an accelerator type needs, in the plan's order."""
@@ -467,12 +465,9 @@ class PlacedPlan:
         stages serves the chains that can run, if any uses it. Avoided replicas host a slot only if there are fewer
         other replicas than stages.
         """
-        used, hosts = dict(live), dict[str, dict[str, str]]()
-        for device, replicas in live.items():
-            working = [replica for replica in replicas if replica not in self.avoided]
-            if len(working) >= len(self.needed(device)):
-                used[device] = working
-        runnable = self.runnable({device: len(replicas) for device, replicas in used.items()})
+        used = {device: [each for each in own if each not in self.avoided] for device, own in live.items()}
+        used |= {device: [*own] for device, own in live.items() if len(used[device]) < len(self.needed(device))}
+        runnable, hosts = self.runnable({device: len(own) for device, own in used.items()}), dict[str, dict[str, str]]()
         for device, replicas in used.items():
             needed = self.needed(device)
             served = {slot: number for slot, number in needed.items() if slot in runnable}
@@ -495,8 +490,7 @@ def roles(needed: Mapping[str, int], live: Collection[str], before: Mapping[str,
             places[slot] -= 1
             assigned[replica] = slot
     others = [replica for replica in ordered if replica not in assigned]
-    still_open = [slot for slot, number in places.items() for _ in range(number)]
-    return assigned | dict(zip(others, still_open, strict=False))
+    return assigned | dict(zip(others, Counter(places).elements(), strict=False))
 
 
 def divide_replicas(needed: Mapping[str, int], number: int, held: Mapping[str, int] | None = None) -> dict[str, int]:

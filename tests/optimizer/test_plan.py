@@ -221,15 +221,15 @@ def test_with_too_few_replicas_the_chain_with_the_largest_share_that_can_run_doe
         chains = [rng.choices("AB", k=rng.randint(1, 2)) for _ in range(3)]
         cuts = [(device, 2 * k // len(own), 2 * (k + 1) // len(own)) for own in chains for k, device in enumerate(own)]
         stages = tuple(Stage(device=each, replicas=2, splits=(split(first, end),)) for each, first, end in cuts)
-        placed = PlacedPlan(plan=Plan(stages=stages, shares=rng.choice(((0.5, 0.3, 0.2), (0.2, 0.3, 0.5)))))
+        shares = rng.choice(((0.5, 0.3, 0.2), (0.2, 0.3, 0.5)))
+        placed = PlacedPlan(plan=Plan(stages=stages, shares=shares))
         live = {device: [f"{device}{k}" for k in range(rng.randint(0, 3))] for device in "AB"}
         up = {slot for hosts in placed.roles(live).values() for slot in hosts.values()}
-        slots, shares = iter(placed.stage_of), dict[bool, float]()
-        for own, share in zip(chains, placed.plan.shares, strict=True):
-            runs = {next(slots) for _ in own} <= up
-            if all(own.count(device) <= len(live[device]) for device in "AB"):
-                shares[runs] = max(share, shares.get(runs, 0.0))
-        assert shares.get(True, 0.0) >= shares.get(False, 0.0), seed
+        slots = iter(placed.stage_of)
+        runs = [{next(slots) for _ in own} <= up for own in chains]
+        could = [all(own.count(device) <= len(live[device]) for device in live) for own in chains]
+        first = max(range(3), key=lambda k: (could[k], shares[k]))
+        assert runs[first] == could[first], seed
 
 
 @pytest.mark.parametrize(
