@@ -144,9 +144,7 @@ def test_a_ramp_with_an_infinite_answer_costs_a_probe_its_record_but_not_its_ans
     assert [len(step.answers) for step in steps] == [0, 2]
 
 
-def test_an_input_without_a_score_goes_on_and_fails_no_other(
-    encoded: list[Encoded], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_without_a_score_fails_no_other(encoded: list[Encoded], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LabelTask, "score", lambda _, outputs_BC: torch.tensor([1.0, math.nan])[: len(outputs_BC)])
     model, policy = small(num_blocks=2), ConfidencePolicy(0.5)
     steps = list(Cut(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
