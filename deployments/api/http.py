@@ -145,13 +145,13 @@ def route(endpoints: Mapping[str, Endpoint], unknown: Endpoint) -> ASGIApp:
     endpoint_of = dict(zip(map(re.compile, patterns), endpoints.values(), strict=True))
 
     @lru_cache(64)  # most requests have the same few paths
-    def find(path: str, prefix: str) -> tuple[Endpoint, dict[str, str]]:
+    def find(path: str, prefix: str) -> tuple[Endpoint, dict[str, str], str]:
         # The prefix is no part of the path, or it begins the path of a version: /v2/models/{model}/versions/..
-        for below in (path.removeprefix(prefix), path):
+        for root in (prefix, ""):
             for pattern, endpoint in endpoint_of.items():
-                if (found := pattern.fullmatch(below)) is not None:
-                    return endpoint, found.groupdict()
-        return unknown, {}
+                if (found := pattern.fullmatch(path.removeprefix(root))) is not None:
+                    return endpoint, found.groupdict(), root
+        return unknown, {}, prefix
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # Serve waits for both answers
@@ -159,7 +159,7 @@ def route(endpoints: Mapping[str, Endpoint], unknown: Endpoint) -> ASGIApp:
                 await receive()
                 await send({"type": f"lifespan.{each}.complete"})
             return
-        endpoint, scope["path_params"] = find(scope["path"], scope.get("root_path", ""))
+        endpoint, scope["path_params"], scope["root_path"] = find(scope["path"], scope.get("root_path", ""))
         await endpoint(scope, receive, send)
 
     return answer

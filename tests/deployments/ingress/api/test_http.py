@@ -154,6 +154,7 @@ async def test_below_a_route_prefix_paths_are_relative_or_the_versions_own(backe
             body = {"/infer": V2_BODY, "/predict": {"inputs": "pay"}}.get(path)
             response = await client.request("GET" if body is None else "POST", prefix + path, json=body)
             assert (response.status_code, backend.counted[-1]) == (200, (route, 200))
+        assert (await client.post(prefix + "/infer", json={})).json() == {"error": "inputs: Field required"}
     async with client_of(backend, root_path="/other") as client:
         assert predict_error(await client.get("/other/nothing"))[:2] == (404, "unknown_path")
         assert (await client.get("/other/openapi.json")).json()["servers"] == [{"url": "/other"}]
