@@ -90,7 +90,8 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     [application] = config["applications"]
     others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
     for name, each in serve["applications"].items():
-        route = each.get("route_prefix")  # None while Serve builds it, or could not
+        wanted = (each.get("deployed_app_config") or {}).get("route_prefix") if name in others else None
+        route = each.get("route_prefix") or wanted  # Serve names no route while it builds an application
         if route is not None and (name in others) == (route == application["route_prefix"]):
             other = "ingress.route_prefix or model.version" if name in others else "name"
             remedy = f"first: offramp delete {shlex.quote(name)}, or give this one another {other}"
