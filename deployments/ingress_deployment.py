@@ -137,7 +137,7 @@ class IngressMetrics:
         set_totals("offramp_tpot_seconds_bucket", "Sequences by time per output token", tpot, "le")
 
     def export_versions(self, tally: Tally) -> None:
-        """Exports the counts of all comparisons of versions so far, and the latencies of the present one."""
+        """Exports the counts of all comparisons of versions so far, and the latencies of the present one, else 0."""
         if tally is not self._tally:
             self._earlier.add(self._tally)
             self._tally = tally
@@ -151,9 +151,8 @@ class IngressMetrics:
         for version, each in total.versions.items():
             for status, count in each.requests.items():
                 self.metrics.set_total(*requests, count, version=version, status=status)
-        for version, each in tally.versions.items():
             for share in (0.5, 0.99):
-                value = latency_s(each.latencies, share)
+                value = latency_s(tally.versions[version].latencies, share) or 0.0
                 self.metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
 
 
@@ -269,7 +268,7 @@ class Ingress(BackgroundTasks):
             self._metrics.export(self._core, self._clock.now_s(), self._dispatcher.hops_s)
             if self._generation is not None:
                 self._metrics.export_sequences(self._generation.loop)
-            if self.versions.default is not None:
+            if self.versions.tally.since:
                 self._metrics.export_versions(self.versions.tally)
 
     async def __del__(self) -> None:

@@ -12,8 +12,10 @@ import pytest
 from deployments.api.operations import Canary
 from deployments.versions.traffic import MAX_COMPARISONS, Tally, Traffic, hashed_draws, losses_between
 from deployments.versions.versions import REFRESH_S, OtherVersion
+from deployments.wire.messages import BUCKET
 from earlyexit.errors import AdmissionError, DeadlineError, InputError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, Value, values_of
+from earlyexit.network.chain import Chain
 from earlyexit.network.store import WEIGHTS_FILE, ModelFolder, chain_card
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
@@ -217,6 +219,18 @@ async def test_each_trial_is_counted_by_itself_also_if_its_begin_was_not_polled(
     other.links["two"].gone = RuntimeError("no replica for a moment")
     await other.look()
     assert (await other.figures())["versions"]["2"]["requests"] == 1
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
+def test_metrics_keep_the_requests_of_ended_comparisons_but_not_their_latencies() -> None:
+    from deployments.ingress_deployment import IngressMetrics
+
+    metrics, tally = IngressMetrics(Chain(names=("m",), lengths=(4,))), Tally(since=1)
+    tally.versions["2"].latencies[3] = tally.versions["2"].requests["answered"] = 1
+    for each, latency in ((tally, BUCKET**4), (Tally(since=2), 0.0)):
+        metrics.export_versions(each)
+        values = [each.value for each in metrics.metrics.samples() if "version" in each.labels]
+        assert values == pytest.approx([1, latency, latency])
+
 
 
 async def test_our_version_answers_if_another_one_is_gone(world: World) -> None:
