@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from subprocess import Popen
-from typing import Any
+from typing import Any, Literal
 
 from earlyexit.errors import OfframpError
 
@@ -207,29 +207,19 @@ async def put_applications(config: Mapping[str, Any]) -> None:
     await ask_serve("apply_config", ServeDeploySchema.model_validate(config))
 
 
-# Ray's key-value store. These calls block the thread.
+# Ray's key-value store
 
 
-def kv_get(key: str) -> bytes | None:
-    """Returns the value of one of Offramp's keys; None if there is none."""
-    from ray.experimental.internal_kv import _internal_kv_get
+async def ask_store(operation: Literal["get", "put", "del", "list"], *arguments: Any) -> Any:
+    """Calls the store in a thread, because each call blocks for about a millisecond.
 
-    value: bytes | None = _internal_kv_get(key, namespace=KV_NAMESPACE)
-    return value
+    `get` returns the value of one of Offramp's keys, or None. `put` sets it, unless there is one and it must not be
+    overwritten, and returns whether there was one. `list` returns the keys with a prefix. Returned texts are bytes.
+    """
+    from ray.experimental import internal_kv
 
-
-def kv_put(key: str, value: str, *, overwrite: bool = True) -> bool:
-    """Sets the value of a key of Offramp, unless it has one and must not be overwritten; returns whether it has one."""
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    return bool(_internal_kv_put(key, value, overwrite, namespace=KV_NAMESPACE))
-
-
-def kv_keys(prefix: str) -> list[str]:
-    """Returns Offramp's keys with a prefix."""
-    from ray.experimental.internal_kv import _internal_kv_list
-
-    return [key.decode() for key in _internal_kv_list(prefix, namespace=KV_NAMESPACE)]
+    call = getattr(internal_kv, f"_internal_kv_{operation}")
+    return await asyncio.to_thread(call, *arguments, namespace=KV_NAMESPACE)
 
 
 # Serve's servers, which have no settings for their address and code. Functions are replaced where a server starts.

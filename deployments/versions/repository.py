@@ -25,15 +25,11 @@ SETTINGS_FILE = "settings.json"
 
 
 class VersionRoutes:
-    """Handlers of the operations on versions.
-
-    Only one version is loaded or unloaded at a time, because each change replaces the whole set of applications.
-    """
+    """Handlers of the operations on versions. A load or unload replaces the whole set of applications."""
 
     def __init__(self, versions: Versions, folder: str | None) -> None:
         self._versions = versions
         self._folder = None if folder is None else Path(folder)
-        self._lock = asyncio.Lock()
 
     async def index(self, request: HttpRequest) -> list[dict[str, str]]:
         """Answers with all versions on the cluster, followed by those that are only in the repository's folder."""
@@ -58,10 +54,10 @@ class VersionRoutes:
         if not self._versions.is_root:  # it does not know how many accelerators the service at / may use
             raise ControlRefusedError("versions are loaded by the service at /, not at the address of a version")
         cluster, own = self._versions.cluster, self._versions.settings
-        async with self._lock:
+        settings = await asyncio.to_thread(self._settings, model, parameters)
+        new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
+        async with cluster.turn():
             serve, running = await cluster.applications(), await cluster.running()
-            settings = await asyncio.to_thread(self._settings, model, parameters)
-            new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
             for each in running:
                 _check_apart(each, new)
             others = Counter(claimed(serve, new.app))
@@ -82,7 +78,7 @@ class VersionRoutes:
         """
         model, parameters = await self._parsed(request)
         cluster = self._versions.cluster
-        async with self._lock:
+        async with cluster.turn():
             serve, running = await cluster.applications(), await cluster.running()
             loaded = {each.version: each.app for each in running if each.model == model}
             version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")

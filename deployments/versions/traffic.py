@@ -113,7 +113,7 @@ class Traffic(Body):
     """The default version. None: the version of the ingress that receives the request."""
     canary: Canary | None = None
     changes: int = 0
-    """The number of changes so far. Every change has an entry of its own in the store."""
+    """The number of changes so far."""
     since: int = 0
     """The number of the last change of the default version or of the canary's version. Counts begin with it."""
 

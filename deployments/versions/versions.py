@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,7 @@ from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
 from deployments.api.operations import InferRequest
 from deployments.local_ray.applications import message_of
-from deployments.local_ray.private import find_applications, kv_get, kv_keys, kv_put, put_applications
+from deployments.local_ray.private import ask_store, find_applications, put_applications
 from deployments.settings import ServeSettings
 from deployments.versions.traffic import Tally, Traffic, TrafficSplitter
 from deployments.wire.controller_link import DeploymentHandles
@@ -37,6 +38,10 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ANNOUNCED = "listed/"
 TRAFFIC = "traffic/"
+TURN = "turn/"
+TURN_S = 60.0
+"""Time after which the turn of an ingress ends, in seconds, because it has died. The timeouts in a turn are shorter."""
+TURN_POLL_S = 0.05
 
 STATES = {"RUNNING": "READY", "NOT_STARTED": "LOADING", "DEPLOYING": "LOADING", "DELETING": "UNLOADING"}
 """Triton's states by Serve's states. All others are `UNAVAILABLE`, because requests may fail."""
@@ -61,39 +66,49 @@ def index_row(app: AnnouncedApp, details: Mapping[str, Any]) -> dict[str, str]:
 
 
 class RayCluster:
-    """What the ingresses of a cluster share: a store of versions in Ray's GCS, Serve's applications, and hardware.
+    """What the ingresses of a cluster share: a store of versions in Ray's GCS, Serve's applications, and hardware."""
 
-    Calls of the store block for about a millisecond, and therefore run in threads.
-    """
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Lets one ingress of the cluster at a time change versions, because a change begins with a read.
 
-    def __init__(self) -> None:
-        self._last: dict[str, Traffic] = {}
+        The turn is an entry in the store, which holds the time of its end. The entry of an ingress that died stays, and
+        the next turn has the next number.
+        """
+        number = 0
+        while await self.ask_store("put", f"{TURN}{number}", str(time.time() + TURN_S), False):
+            ends_s = await self.ask_store("get", f"{TURN}{number}")
+            if ends_s is not None and float(ends_s) < time.time():
+                number += 1
+            else:
+                await asyncio.sleep(TURN_POLL_S)
+        try:
+            yield
+        finally:
+            await self.ask_store("del", f"{TURN}{number}")
 
     async def traffic(self, model: str) -> Traffic:
-        """Returns how the requests of a model are divided, after all changes since the last read."""
-        traffic = self._last.get(model, Traffic())
-        while (value := await asyncio.to_thread(kv_get, f"{TRAFFIC}{model}/{traffic.changes + 1}")) is not None:
-            traffic = self._last[model] = Traffic.model_validate_json(value)
-        return traffic
+        """Returns how the requests of a model are divided."""
+        value = await self.ask_store("get", TRAFFIC + model)
+        return Traffic() if value is None else Traffic.model_validate_json(value)
 
-    async def put_traffic(self, model: str, traffic: Traffic) -> bool:
-        """Stores a changed division; returns False if another ingress has already stored this change."""
-        key = f"{TRAFFIC}{model}/{traffic.changes}"
-        return not await asyncio.to_thread(kv_put, key, traffic.model_dump_json(), overwrite=False)
+    async def put_traffic(self, model: str, traffic: Traffic) -> None:
+        await self.ask_store("put", TRAFFIC + model, traffic.model_dump_json())
 
     async def announced(self) -> list[AnnouncedApp]:
         """Returns all applications that were announced, including those that are gone."""
-        values = [await asyncio.to_thread(kv_get, key) for key in await asyncio.to_thread(kv_keys, ANNOUNCED)]
+        values = [await self.ask_store("get", key) for key in await self.ask_store("list", ANNOUNCED)]
         return [AnnouncedApp.model_validate_json(value) for value in values if value is not None]
 
     async def announce(self, app: AnnouncedApp) -> None:
-        await asyncio.to_thread(kv_put, ANNOUNCED + app.app, app.model_dump_json())
+        await self.ask_store("put", ANNOUNCED + app.app, app.model_dump_json())
 
     async def running(self) -> dict[AnnouncedApp, Mapping[str, Any]]:
         """Returns the announced applications that are not gone, with Serve's details."""
         announced, serve = await self.announced(), await self.applications()
         return {each: serve["applications"][each.app] for each in announced if each.app in serve["applications"]}
 
+    ask_store = staticmethod(ask_store)
     applications = staticmethod(find_applications)
     put = staticmethod(put_applications)
 
@@ -265,17 +280,15 @@ class Versions(TrafficSplitter):
         if self.own.card.generates and (is_canary or version != self.own.version):
             raise InputError("models that generate have no canary and no other default: use the address of a version")
         self.check_control()
-        model, is_stored = self.own.card.name, False
-        async with self._lock:
-            while not is_stored:  # another ingress may store a change at the same moment
-                before = await self.cluster.traffic(model)
-                if is_canary and version == (before.default or (await self._root(model)).version):
-                    raise InputError(f"version {version!r} is the default version, and cannot be the canary")
-                traffic = before.changed(**fields)
-                await self._connect(version)
-                is_stored = await self.cluster.put_traffic(model, traffic)
-            if self.is_root:
-                await self._apply(traffic)
+        model = self.own.card.name
+        async with self.cluster.turn():
+            before = await self.cluster.traffic(model)
+            if is_canary and version == (before.default or (await self._root(model)).version):
+                raise InputError(f"version {version!r} is the default version, and cannot be the canary")
+            await self._connect(version)
+            await self.cluster.put_traffic(model, before.changed(**fields))
+        if self.is_root:
+            await self._refresh()
         return await self.canary_report()
 
     @property
@@ -297,15 +310,12 @@ class Versions(TrafficSplitter):
         return next(at_root, self._own_app)
 
     async def _refresh(self) -> None:
-        async with self._lock:  # otherwise an old division might replace a new one
-            await self._apply(await self.cluster.traffic(self.own.card.name))
-
-    async def _apply(self, traffic: Traffic) -> None:
-        """Applies a division of requests, and cancels requests that wait for an application that is gone.
+        """Follows the stored division of requests, and cancels requests that wait for an application that is gone.
 
         All links are checked, because a canary may end and be unloaded before its last answer.
         """
-        await self._divide(traffic)
+        async with self._lock:  # otherwise an old division might replace a new one
+            await self._divide(await self.cluster.traffic(self.own.card.name))
         for link in [each for each in self._links.values() if each.waiting]:
             try:
                 await link.facts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,8 @@ async def test_requests_are_timed_and_counted_by_version_until_the_versions_chan
     assert (sides["1"]["agreement"], sides["3"]["agreement"]) == (0.99, None)
 
 
-async def test_each_trial_is_counted_by_itself_also_if_its_begin_was_not_polled(world: World, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = World(tmp_path / "other")
-    other.versions.cluster = world.cluster
+async def test_each_trial_is_counted_by_itself_also_if_its_begin_was_not_polled(world: World) -> None:
+    other = world.beside()
     await world.set_canary()
     await other.look()
     for each in (world, other):
@@ -220,6 +219,7 @@ async def test_each_trial_is_counted_by_itself_also_if_its_begin_was_not_polled(
     await other.look()
     assert (await other.figures())["versions"]["2"]["requests"] == 1
 
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
 def test_metrics_keep_the_requests_of_ended_comparisons_but_not_their_latencies() -> None:
     from deployments.ingress_deployment import IngressMetrics
@@ -230,7 +230,6 @@ def test_metrics_keep_the_requests_of_ended_comparisons_but_not_their_latencies(
         metrics.export_versions(each)
         values = [each.value for each in metrics.metrics.samples() if "version" in each.labels]
         assert values == pytest.approx([1, latency, latency])
-
 
 
 async def test_our_version_answers_if_another_one_is_gone(world: World) -> None:
@@ -344,19 +343,26 @@ async def test_an_old_read_of_the_store_does_not_undo_a_change(world: World, rea
     assert (traffic.default, traffic.canary, await world.answered_by()) == ("2", None, "2")
 
 
-async def test_simultaneous_changes_at_two_ingresses_do_not_undo_each_other(world: World, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = World(tmp_path / "other")
-    other.versions.cluster = world.cluster
+async def test_simultaneous_changes_at_two_ingresses_do_not_undo_each_other(world: World) -> None:
+    other = world.beside()
     await world.set_canary()
     held = world.cluster.held = Held()
     ending = asyncio.create_task(world.http.delete(CANARY))
     await held.began.wait()
-    promoted = await other.set_default("3")
+    promoting = asyncio.create_task(other.set_default("3"))
+    await asyncio.sleep(0.05)
     held.may_end.set()
-    assert [promoted.status_code, (await ending).status_code] == [200, 200]
+    assert [each.status_code for each in await asyncio.gather(promoting, ending)] == [200, 200]
+    await world.look()
     traffic = world.cluster.of_models["intents"]
     assert (traffic.default, traffic.canary, await world.answered_by()) == ("3", None, "3")
+
+
+async def test_the_turn_of_an_ingress_that_died_ends(world: World) -> None:
+    world.cluster.store["turn/0"] = str(time.time() + 0.2).encode()
+    assert (await world.set_canary()).status_code == 200
+    assert float(world.cluster.store["turn/0"]) < time.time(), "it was waited for"
+    assert [*world.cluster.store] == ["turn/0"], "other turns leave nothing"
 
 
 async def test_metadata_names_the_versions_of_the_model_or_at_least_ours(world: World) -> None:

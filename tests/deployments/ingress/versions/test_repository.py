@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,14 @@ async def test_a_loaded_version_is_added_to_the_others_and_announced(world: Worl
     assert (loaded["name"], loaded["route_prefix"], loaded["import_path"]) == ("two", SECOND, BUILDER)
     assert ServeSettings.model_validate(loaded["args"]) == second(world)
     assert world.cluster.of_apps["two"] == AnnouncedApp(app="two", model="intents", version="2")
+
+
+async def test_versions_that_two_ingresses_load_at_the_same_time_are_all_kept(world: World) -> None:
+    third = second(world, app="three", version="3", route_prefix="/three")
+    world.cluster.read_s = 0.05
+    loads = (load(world, second(world)), load(world.beside(), third))
+    assert [each.status_code for each in await asyncio.gather(*loads)] == [200, 200]
+    assert set(world.cluster.serving) == {"one", "two", "three"}
 
 
 async def test_a_version_of_the_folder_is_listed_and_loaded_by_name(world: World) -> None:

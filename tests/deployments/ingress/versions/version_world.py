@@ -126,6 +126,18 @@ class FakeCluster(RayCluster):
     """Errors that the next reads raise, one after the other."""
     held: Held | None = None
     """Delays the next read of the traffic."""
+    read_s: float = 0.0
+    """Seconds that a read of the applications takes, in which another ingress may change them."""
+    store: dict[str, bytes] = field(default_factory=dict)
+    """The turns of the ingresses."""
+
+    async def ask_store(self, operation: str, key: str, value: str = "", overwrite: bool = True) -> Any:
+        before = self.store.get(key)
+        if operation == "put" and (overwrite or before is None):
+            self.store[key] = value.encode()
+        if operation == "del":
+            del self.store[key]
+        return before if operation == "get" else before is not None
 
     async def traffic(self, model: str) -> Traffic:
         self._fail()
@@ -136,11 +148,8 @@ class FakeCluster(RayCluster):
             await held.may_end.wait()
         return found
 
-    async def put_traffic(self, model: str, traffic: Traffic) -> bool:
-        is_next = traffic.changes > self.of_models.get(model, Traffic()).changes
-        if is_next:
-            self.of_models[model] = traffic
-        return is_next
+    async def put_traffic(self, model: str, traffic: Traffic) -> None:
+        self.of_models[model] = traffic
 
     async def announced(self) -> list[AnnouncedApp]:
         self._fail()
@@ -151,7 +160,9 @@ class FakeCluster(RayCluster):
         self.of_apps[app.app] = app
 
     async def applications(self) -> dict[str, Any]:
-        return {"applications": self.serving}
+        serving = {"applications": self.serving}
+        await asyncio.sleep(self.read_s)
+        return serving
 
     async def put(self, config: Mapping[str, Any]) -> None:
         self.put_last, self.serving = config, {}
@@ -202,6 +213,14 @@ class World:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
         for app_name, version in (("one", "1"), ("two", "2"), ("three", "3")):
             self.cluster.add(app_name, version)
+
+    def beside(self) -> World:
+        """Returns another ingress of the cluster, which has a repository and a model of its own."""
+        folder = self.model / "beside"
+        folder.mkdir()
+        other = World(folder)
+        other.versions.cluster = self.cluster
+        return other
 
     def settings(self, app: str, version: str, route_prefix: str, **others: Any) -> ServeSettings:
         fields = {"model": str(self.model), "plan": PLAN, "app": app, "version": version, "route_prefix": route_prefix}
