@@ -81,9 +81,7 @@ class VersionRoutes:
         async with cluster.turn():
             serve, running = await cluster.applications(), await cluster.running()
             loaded = {each.version: each.app for each in running if each.model == model}
-            version = parameters.version or _only(loaded, f"{model!r} is loaded as versions")
-            if version not in loaded:
-                raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(loaded)}")
+            version = _choose(loaded, model, parameters.version, "cluster")
             await self._versions.check_free(model, version)
             await cluster.put(without_application(serve, loaded[version]))
         return {}
@@ -113,14 +111,16 @@ class VersionRoutes:
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
         """Returns the settings of the request or, if it has none, those in the repository's folder."""
         if parameters.config is not None:
-            config = parameters.config.encode()
+            source, config = "parameters.config", parameters.config.encode()
         else:
             files = settings_files(self._folder).get(model, {})
-            name = parameters.version or _only(files, f"the repository has {model!r} as versions")
-            if name not in files:
-                raise UnknownModelError(f"the repository has no version {name!r} of {model!r}; it has {_names(files)}")
-            config = files[name].read_bytes()
-        settings = parse_body(ServeSettings, config)
+            path = files[_choose(files, model, parameters.version, "repository")]
+            source, config = str(path), path.read_bytes()
+        try:
+            settings = parse_body(ServeSettings, config)
+        except InputError as error:
+            error.args = (f"{source}: {error}",)
+            raise
         card = read_card(Path(settings.model))
         if card.name != model:
             raise InputError(f"the settings are of model {card.name!r}, not of {model!r}")
@@ -147,11 +147,13 @@ def settings_files(folder: Path | None) -> dict[str, dict[str, Path]]:
     return files
 
 
-def _only(versions: Mapping[str, object], description: str) -> str:
-    if len(versions) != 1:
-        raise InputError(f"parameters.version is needed: {description} {_names(versions)}")
-    return next(iter(versions))
-
-
-def _names(versions: Mapping[str, object]) -> str:
-    return ", ".join(map(repr, sorted(versions))) or "none"
+def _choose(versions: Mapping[str, object], model: str, asked: str | None, owner: str) -> str:
+    """Returns the asked version, or the only one. Raises UnknownModelError, and InputError if there are several."""
+    names = ", ".join(map(repr, sorted(versions))) or "none"
+    if not asked and len(versions) > 1:
+        raise InputError(f"parameters.version is needed: the {owner} has {model!r} as versions {names}")
+    version = asked or next(iter(versions), "")
+    if version not in versions:
+        wanted = f"version {version!r}" if version else "version"
+        raise UnknownModelError(f"the {owner} has no {wanted} of {model!r}; it has {names}")
+    return version

@@ -261,7 +261,8 @@ class Versions(TrafficSplitter):
         traffic, root = await self.cluster.traffic(model), await self._root(model)
         answering = {each.version for each in (self._own_app, root) if each.model == model}
         if version in (traffic.default, *answering):
-            raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded")
+            remedy = "" if version in answering else " until another one is the default"
+            raise InputError(f"version {version!r} answers requests that name none; it cannot be unloaded{remedy}")
         if version == traffic.canary_version:
             raise InputError(f"version {version!r} is the canary; end that first")
 

@@ -105,12 +105,19 @@ async def test_a_version_of_the_folder_is_listed_and_loaded_by_name(world: World
     assert refused(await order(world, "load")) == (400, several)
     await order(world, "load", version="3", unload_dependents=False)
     assert set(world.cluster.serving) == {"one", "three"}
+    unknown = "the repository has no version of 'other'; it has none"
+    assert refused(await order(world, "load", model="other")) == (404, unknown)
+    path = world.folder / "intents" / "3" / "settings.json"
+    path.write_text("{", encoding="utf-8")
+    status, message = refused(await order(world, "load", version="3"))
+    assert (status, message.startswith(f"{path}: the body is not valid JSON")) == (400, True)
 
 
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str], int, str]] = {
     "the name is another's": ({"app": "one"}, {}, 400, "'one' serves version '1' of 'intents'"),
     "the version is there": ({"version": "1"}, {}, 400, "'one' serves version '1'"),
     "the route is taken": ({"route_prefix": "/"}, {}, 400, "application 'one' has route /"),
+    "no field": ({"x": 1}, {}, 400, "parameters.config: x: unknown field"),
     "no model": ({"model": "/nowhere"}, {}, 422, "not a model folder"),
     "no plan": ({"plan": {"schema_version": 1}}, {}, 422, "`chains`"),
     "another model": ({}, {"model": "other"}, 400, "the settings are of model 'intents', not of 'other'"),
@@ -143,10 +150,11 @@ async def test_accelerators_of_other_versions_are_not_available(world: World) ->
 
 
 async def test_an_unloaded_version_is_removed_from_serve(world: World) -> None:
-    assert refused(await order(world, "unload", version="2"))[0] == 404
+    unknown = "the cluster has no version '2' of 'intents'; it has '1'"
+    assert refused(await order(world, "unload", version="2")) == (404, unknown)
     world.run_on_cluster("two", "2", SECOND)
     world.cluster.add("two", "2")
-    several = "parameters.version is needed: 'intents' is loaded as versions '1', '2'"
+    several = "parameters.version is needed: the cluster has 'intents' as versions '1', '2'"
     assert refused(await order(world, "unload")) == (400, several)
     assert (await order(world, "unload", version="2")).json() == {}
     assert set(world.cluster.serving) == {"one"}
@@ -159,9 +167,9 @@ async def test_a_version_that_answers_requests_is_not_unloaded(world: World) -> 
     canary = refused(await order(world, "unload", version="2"))
     assert canary == (400, "version '2' is the canary; end that first")
     await world.set_default("2")
-    for version in ("1", "2"):
-        status, message = refused(await order(world, "unload", version=version))
-        assert (status, "answers requests that name none" in message) == (400, True)
+    for version, end in (("1", "unloaded"), ("2", "unloaded until another one is the default")):
+        message = f"version '{version}' answers requests that name none; it cannot be {end}"
+        assert refused(await order(world, "unload", version=version)) == (400, message)
     assert set(world.cluster.serving) == {"one", "two"}
 
 
