@@ -297,8 +297,10 @@ class Ingress(BackgroundTasks):
         except OfframpError as error:
             return error
 
-    async def facts(self) -> VersionFacts:
-        """Returns facts for the ingresses of other versions."""
+    async def facts(self) -> VersionFacts | None:
+        """Returns facts for the ingresses of other versions; None before this one is ready."""
+        if not self.is_ready:
+            return None
         agreement, tally = self._core.observations.agreement, self.versions.tally
         return VersionFacts(card=self.card, version=self.version, agreement=agreement, tally=tally)
 

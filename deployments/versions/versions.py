@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -156,10 +156,10 @@ class IngressLink(DeploymentHandles):
         return outcome
 
     async def facts(self) -> list[VersionFacts]:
-        """Returns the facts of the ingresses that answer; raises VersionUnavailableError if none does."""
+        """Returns the facts of the ingresses that are ready; raises VersionUnavailableError if none answers."""
         facts = [each for each in await self.try_broadcast("ingress", "facts", ASK_S) if each is not None]
         if not facts:
-            raise VersionUnavailableError(f"no ingress of {self._app!r} answers")
+            raise VersionUnavailableError(f"no ingress of {self._app!r} is ready; see POST /v2/repository/index")
         return facts
 
 
@@ -209,7 +209,7 @@ class Versions(TrafficSplitter):
     _links: dict[str, IngressLink] = field(default_factory=dict, init=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _apps: dict[str, str] = field(default_factory=dict, init=False)
-    """The application that last served each version."""
+    """The application that serves each version, as long as it can be used."""
 
     async def run(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         """Announces this version. An ingress at the root then follows the store forever."""
@@ -286,6 +286,7 @@ class Versions(TrafficSplitter):
             before = await self.cluster.traffic(model)
             if is_canary and version == (before.default or (await self._root(model)).version):
                 raise InputError(f"version {version!r} is the default version, and cannot be the canary")
+            self._apps.pop(version, None)  # another application may serve it now
             await self._connect(version)
             await self.cluster.put_traffic(model, before.changed(**fields))
         if self.is_root:
@@ -339,10 +340,11 @@ class Versions(TrafficSplitter):
             self.tally = Tally(since=traffic.since)
 
     async def _try_connect(self, version: str) -> ModelVersion | None:
+        log = logger.warning if version in self._apps else logger.debug  # every refresh tries again
         try:
             return await self._connect(version)
-        except (InputError, UnknownModelError, VersionUnavailableError) as error:
-            logger.warning("version %s is not used: %s", version, error)
+        except (InputError, VersionUnavailableError) as error:
+            log("version %s is not used: %s", version, error)
             return None
 
     async def _try(self, step: Awaitable[None]) -> bool:
@@ -355,25 +357,18 @@ class Versions(TrafficSplitter):
         return True
 
     async def _connect(self, version: str) -> ModelVersion:
-        """Connects to a version, first to the application that last served it; raises what `_connect_to` raises."""
+        """Connects to a version; raises UnknownModelError, VersionUnavailableError, and InputError for other inputs."""
         if version == self.own.version:
             return self.own
-        last_app = self._apps.pop(version, None)
-        if last_app is not None:
-            with suppress(VersionUnavailableError):
-                return await self._connect_to(last_app, version)
-        return await self._connect_to(await self._find(version), version)
-
-    async def _connect_to(self, app: str, version: str) -> ModelVersion:
-        """Connects to an application; raises VersionUnavailableError, and InputError if its inputs are different."""
+        app = self._apps.pop(version, None) or await self._find(version)  # after a failure, it is sought again
         link = self._link(app)
         [facts, *_] = await link.facts()
         if facts.version != version:
             raise VersionUnavailableError(f"{app} serves version {facts.version!r} now")
-        self._apps[version] = app
         ours, theirs = _inputs(self.own.card), _inputs(facts.card)
         if ours != theirs:
             raise InputError(f"version {version!r} takes {theirs}, version {self.own.version!r} {ours}")
+        self._apps[version] = app
         return OtherVersion(facts, link, self.settings.default_timeout_s)
 
     async def _find(self, version: str) -> str:

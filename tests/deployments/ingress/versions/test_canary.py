@@ -85,7 +85,8 @@ async def test_invalid_canaries_and_defaults_are_refused(world: World) -> None:
     assert refused(await world.set_canary("1")) == (400, "version '1' is the default version, and cannot be the canary")
     assert (await world.set_canary("2", share=2.0)).status_code == 400
     world.links["two"].gone = RuntimeError("no replica")
-    assert refused(await world.set_default("2")) == (503, "no ingress of 'fake' answers")
+    not_ready = "no ingress of 'fake' is ready; see POST /v2/repository/index"
+    assert refused(await world.set_default("2")) == (503, not_ready)
     world.links["one"].gone = RuntimeError("it hangs")
     assert (await world.http.get(CANARY)).status_code == 503
     world.own.card = tales()
@@ -300,10 +301,13 @@ async def test_an_ingress_of_one_version_does_not_read_the_store(tmp_path: Path)
     assert (world.slept, await world.answered_by()) == ([], "1")
 
 
-async def test_an_unreachable_version_is_not_used(world: World) -> None:
-    world.cluster.of_models["intents"] = Traffic(canary=Canary(version="9", share=1.0))
-    await world.look()
+async def test_an_unreachable_version_is_not_used(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.set_canary()
+    world.links["two"].gone = RuntimeError("no replica")
+    await world.look(3)
     assert await world.answered_by() == "1"
+    assert caplog.text.count("version 2 is not used") == 1, "not at every look"
+    world.links["two"].gone = None
     world.cluster.of_models["intents"] = Traffic(default="9", canary=Canary(version="2", share=SHARE))
     await world.look()
     assert (await world.answered_by(OURS), await world.answered_by(THEIRS)) == ("1", "2")
@@ -393,7 +397,7 @@ async def test_the_other_versions_answers_and_errors_are_returned_within_the_tim
 @pytest.mark.parametrize(
     ("link", "words"),
     [
-        pytest.param(FakeLink(gone=RuntimeError("no replica")), "no ingress of 'fake' answers", id="gone"),
+        pytest.param(FakeLink(gone=RuntimeError("no replica")), "no ingress of 'fake' is ready", id="gone"),
         pytest.param(FakeLink(served=FakeServed(version="3")), "two serves version '3' now", id="another"),
     ],
 )
