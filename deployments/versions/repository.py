@@ -55,6 +55,8 @@ class VersionRoutes:
             raise ControlRefusedError("versions are loaded by the service at /, not at the address of a version")
         cluster, own = self._versions.cluster, self._versions.settings
         settings = await asyncio.to_thread(self._settings, model, parameters)
+        if settings.access is None:  # otherwise the version's own address would need no key
+            settings = settings.model_copy(update={"access": own.access})
         new = AnnouncedApp(app=settings.app, model=model, version=settings.version)
         async with cluster.turn():
             serve, running = await cluster.applications(), await cluster.running()

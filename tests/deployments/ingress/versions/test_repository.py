@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from cluster.render import BUILDER
+from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from deployments.versions.versions import AnnouncedApp
 from tests.deployments.ingress.versions.version_world import World, refused
@@ -82,6 +83,12 @@ async def test_a_loaded_version_is_added_to_the_others_and_announced(world: Worl
     assert first == before
     assert (loaded["name"], loaded["route_prefix"], loaded["import_path"]) == ("two", SECOND, BUILDER)
     assert ServeSettings.model_validate(loaded["args"]) == second(world)
+    access = AccessSettings(keys_env="KEYS")
+    world.versions.settings = world.versions.settings.model_copy(update={"access": access})
+    for given, wanted in ((None, access), (AccessSettings(), AccessSettings())):
+        await load(world, second(world, access=given))
+        args = world.cluster.serving["two"]["deployed_app_config"]["args"]
+        assert ServeSettings.model_validate(args).access == wanted, "its keys, or else ours"
     assert world.cluster.of_apps["two"] == AnnouncedApp(app="two", model="intents", version="2")
 
 
