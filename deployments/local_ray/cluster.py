@@ -179,7 +179,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     cluster = cluster.model_copy(update={"front": choose_front(cluster, settings)})
     _set_environment(cluster, settings.max_body_bytes)
     await_ports(wanted_ports(cluster))
-    with open_front(cluster) as listener, without_pandas():
+    with open_front(cluster, settings.app) as listener, without_pandas():
         yield from _running(settings.model_copy(update={"listener": listener}), cluster, on_loss)
 
 
@@ -317,6 +317,7 @@ for word; do
   if [ "$before" = -f ]; then
     sed -e 's/^\\( *bind \\)\\*\\{{0,1\\}}:/\\1{inside}:/' \\
       -e 's/^\\( *bind \\){inside}:\\({ports}\\)\\b/\\1{host}:\\2/' \\
+      -e 's/^\\( *acl is_[^ ]* req\\.hdr\\)(application) -m str {app}$/&\\n\\1_cnt(application) eq 0/' \\
       -e '/^ *stats socket /s/mode 666/mode 600/' "$word" > "$word.bound" && mv "$word.bound" "$word" || exit 1
   fi
   before=$word
@@ -326,10 +327,11 @@ exec {python} -IS -c '{code}' {binary} "$@"
 
 
 @contextmanager
-def bound_haproxy(cluster: LocalCluster) -> Iterator[None]:
+def bound_haproxy(cluster: LocalCluster, app: str) -> Iterator[None]:
     """Within the block, Serve starts an HAProxy that listens for callers on their host, and otherwise on loopback.
 
-    Serve itself must be configured with loopback for all ports. Raises OfframpError if there is no HAProxy.
+    It passes gRPC calls that name no application to `app`. Serve itself must be configured with loopback for all ports.
+    Raises OfframpError if there is no HAProxy.
     """
     with TemporaryDirectory(prefix="offramp-haproxy-") as folder:
         script = Path(folder) / "haproxy"
@@ -337,6 +339,7 @@ def bound_haproxy(cluster: LocalCluster) -> Iterator[None]:
             inside=LOOPBACK,
             host=cluster.host,
             ports="\\|".join(map(str, cluster.ports)),
+            app=app.replace(".", r"\."),
             python=shlex.quote(sys.executable),
             code=DIE_WITH_PARENT,
             binary=shlex.quote(find_haproxy()),
@@ -372,11 +375,11 @@ def choose_front(cluster: LocalCluster, settings: ServeSettings) -> HttpFront:
     return cluster.front
 
 
-def open_front(cluster: LocalCluster) -> AbstractContextManager[str | None]:
+def open_front(cluster: LocalCluster, app: str) -> AbstractContextManager[str | None]:
     """Prepares the front for callers, and yields the path of the socket of an ingress that listens itself.
 
     Raises OfframpError if the port is taken, or if HAProxy is missing.
     """
     if cluster.front == "direct":
         return hold_listener(cluster.host, cluster.port)
-    return bound_haproxy(cluster) if cluster.front == "haproxy" else nullcontext()
+    return bound_haproxy(cluster, app) if cluster.front == "haproxy" else nullcontext()

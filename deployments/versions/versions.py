@@ -72,8 +72,7 @@ class RayCluster:
     async def turn(self) -> AsyncIterator[None]:
         """Lets one ingress of the cluster at a time change versions, because a change begins with a read.
 
-        The turn is an entry in the store, which holds the time of its end. The entry of an ingress that died stays, and
-        the next turn has the next number.
+        A turn is an entry with the time of its end. If an ingress dies, its entry stays, and the next number is used.
         """
         number = 0
         while await self.ask_store("put", f"{TURN}{number}", str(time.time() + TURN_S), False):

@@ -129,7 +129,9 @@ frontend http_frontend
     bind {served}:8000
 frontend grpc_frontend
     bind {served}:9000 proto h2
-backend some
+    acl is_x req.hdr(application) -m str a.b-2
+    acl is_y req.hdr(application) -m str a.b
+{default}backend some
     server one 127.0.0.1:30000 check
 listen stats
   bind {page}:8404
@@ -176,11 +178,11 @@ def test_serve_listens_except_with_a_direct_front(
 
 def test_a_direct_front_passes_the_socket_to_the_ingress() -> None:
     port = free_port()
-    with open_front(LocalCluster(front="direct", port=port)) as path:
+    with open_front(LocalCluster(front="direct", port=port), "a.b") as path:
         assert path is not None
         with take_listener(path) as listener:
             assert listener.getsockname() == (HERE, port)
-    with open_front(LocalCluster(front="proxy", port=port)) as path:
+    with open_front(LocalCluster(front="proxy", port=port), "a.b") as path:
         assert path is None
 
 
@@ -199,13 +201,14 @@ def test_haproxy_listens_on_the_host_for_callers_and_on_loopback_otherwise(
 ) -> None:
     monkeypatch.setenv(BINARY, "/bin/echo")
     file = tmp_path / "haproxy.cfg"
-    file.write_text(CONFIGURATION.format(mode=666, here="", served=served, page="*"))
-    with open_front(LocalCluster(front="haproxy", host=host, grpc_port=9000)):
+    file.write_text(CONFIGURATION.format(mode=666, here="", served=served, page="*", default=""))
+    with open_front(LocalCluster(front="haproxy", host=host, grpc_port=9000), "a.b"):
         command = [os.environ[BINARY], "-db", "-f", str(file), "-sf", "12"]
         started = subprocess.run(command, capture_output=True, text=True, check=True)
     assert started.stdout == f"-db -f {file} -sf 12\n"
-    assert file.read_text() == CONFIGURATION.format(mode=600, here=HERE, served=bound, page=HERE)
+    default = "    acl is_y req.hdr_cnt(application) eq 0\n"  # gRPC calls that name no application
+    assert file.read_text() == CONFIGURATION.format(mode=600, here=HERE, served=bound, page=HERE, default=default)
     assert os.environ[BINARY] == "/bin/echo"
     monkeypatch.setenv(BINARY, "/bin/nothing")
     with pytest.raises(OfframpError, match="'/bin/nothing' does not point"):
-        open_front(LocalCluster(front="haproxy")).__enter__()
+        open_front(LocalCluster(front="haproxy"), "a.b").__enter__()
