@@ -55,11 +55,11 @@ def versions(one_ray: OneRay, tiny: Tiny, tmp_path_factory: pytest.TempPathFacto
 
 def test_a_version_is_loaded_beside_the_other_and_listed(versions: Versions, http: httpx.Client) -> None:
     assert states(http) == {"1": "READY"}
-    settings = versions.second.model_dump_json()
-    http.post("/v2/repository/models/tiny/load", json={"parameters": {"config": settings}}).raise_for_status()
+    parameters = {"config": versions.second.model_dump_json()}
+    http.post("/v2/repository/models/tiny/load", json={"parameters": parameters}).raise_for_status()
     assert http.put("/v2/models/tiny/canary", json={"version": "2", "share": 1.0}).status_code == 503, "not ready yet"
     with Client(versions.url) as client:
-        client.load("tiny", "2", settings=settings, timeout_s=SOON_S)
+        client.load("tiny", "2", settings=parameters["config"], timeout_s=SOON_S)
     assert states(http) == {"1": "READY", "2": "READY"}
     assert http.get("/v2/models/tiny").json()["versions"] == ["1", "2"]
     assert http.get("/v2/models/tiny/versions/2/ready").status_code == 200

@@ -24,7 +24,7 @@ def world(tmp_path: Path) -> World:
     """Only version 1 runs."""
     world = World(tmp_path)
     for app in ("two", "three"):
-        del world.cluster.of_apps[app], world.cluster.serving[app]
+        del world.cluster.store[f"listed/{app}"], world.cluster.serving[app]
     world.run_on_cluster("one", "1", "/")
     return world
 
@@ -75,7 +75,7 @@ async def test_the_running_application_of_a_version_is_preferred(world: World) -
     assert (world.others["2"].asked, world.others["3"].asked) == ([], ["r-1"])
 
 
-async def test_a_loaded_version_is_added_to_the_others_and_announced(world: World) -> None:
+async def test_loaded_versions_are_added_also_if_two_ingresses_load_at_the_same_time(world: World) -> None:
     before = world.cluster.serving["one"]["deployed_app_config"]
     assert (await load(world, second(world))).json() == {}
     assert world.cluster.put_last is not None
@@ -85,19 +85,14 @@ async def test_a_loaded_version_is_added_to_the_others_and_announced(world: Worl
     assert ServeSettings.model_validate(loaded["args"]) == second(world)
     access = AccessSettings(keys_env="KEYS")
     world.versions.settings = world.versions.settings.model_copy(update={"access": access})
-    for given, wanted in ((None, access), (AccessSettings(), AccessSettings())):
-        await load(world, second(world, access=given))
-        args = world.cluster.serving["two"]["deployed_app_config"]["args"]
-        assert ServeSettings.model_validate(args).access == wanted, "its keys, or else ours"
-    assert world.cluster.of_apps["two"] == AnnouncedApp(app="two", model="intents", version="2")
-
-
-async def test_versions_that_two_ingresses_load_at_the_same_time_are_all_kept(world: World) -> None:
-    third = second(world, app="three", version="3", route_prefix="/three")
-    world.cluster.read_s = 0.05
-    loads = (load(world, second(world)), load(world.beside(), third))
+    await load(world, second(world))
+    assert world.cluster.serving["two"]["deployed_app_config"]["args"]["access"] == access.model_dump(mode="json")
+    assert AnnouncedApp(app="two", model="intents", version="2") in await world.cluster.announced()
+    settings = (second(world, app=each, version=each, route_prefix=f"/{each}") for each in ("3", "4"))
+    world.cluster.read_s = 0.1
+    loads = map(load, (world, world.beside()), settings)
     assert [each.status_code for each in await asyncio.gather(*loads)] == [200, 200]
-    assert set(world.cluster.serving) == {"one", "two", "three"}
+    assert set(world.cluster.serving) == {"one", "two", "3", "4"}
 
 
 async def test_a_version_of_the_folder_is_listed_and_loaded_by_name(world: World) -> None:
@@ -114,10 +109,8 @@ async def test_a_version_of_the_folder_is_listed_and_loaded_by_name(world: World
     assert set(world.cluster.serving) == {"one", "three"}
     unknown = "the repository has no version of 'other'; it has none"
     assert refused(await order(world, "load", model="other")) == (404, unknown)
-    path = world.folder / "intents" / "3" / "settings.json"
-    path.write_text("{", encoding="utf-8")
-    status, message = refused(await order(world, "load", version="3"))
-    assert (status, message.startswith(f"{path}: the body is not valid JSON")) == (400, True)
+    (world.folder / "intents" / "3" / "settings.json").write_text("{", encoding="utf-8")
+    assert "3/settings.json: the body is not valid JSON" in refused(await order(world, "load", version="3"))[1]
 
 
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str], int, str]] = {
@@ -139,7 +132,7 @@ async def test_settings_that_cannot_run_beside_the_others_are_refused(
     config = second(world).model_dump(mode="json") | others
     found, message = refused(await order(world, "load", **{"config": json.dumps(config)} | asked))
     assert (found, words in message) == (status, True), message
-    assert (world.cluster.put_last, set(world.cluster.of_apps)) == (None, {"one"})
+    assert (world.cluster.put_last, len(await world.cluster.announced())) == (None, 1)
 
 
 async def test_accelerators_of_other_versions_are_not_available(world: World) -> None:
@@ -178,13 +171,10 @@ async def test_a_version_that_answers_requests_is_not_unloaded(world: World) -> 
         message = f"version '{version}' answers requests that name none; it cannot be {end}"
         assert refused(await order(world, "unload", version=version)) == (400, message)
     assert set(world.cluster.serving) == {"one", "two"}
-
-
-async def test_the_version_at_another_models_root_is_not_unloaded(world: World) -> None:
     for app, version, route in (("pics", "1", "/pics"), ("pics-2", "2", "/v2/models/pics/versions/2")):
         world.run_on_cluster(app, version, route)
         world.cluster.add(app, version, model="pics")
     message = "version '1' answers requests that name none; it cannot be unloaded"
-    assert refused(await order(world, "unload", "pics", version="1")) == (400, message)
+    assert refused(await order(world, "unload", "pics", version="1")) == (400, message), "at another model's root"
     assert (await order(world, "unload", "pics", version="2")).json() == {}
-    assert set(world.cluster.serving) == {"one", "pics"}
+    assert set(world.cluster.serving) == {"one", "two", "pics"}

@@ -117,47 +117,35 @@ class Held:
 class FakeCluster(RayCluster):
     """A store in memory, and a Serve that runs the applications of the last PUT, on a number of cores."""
 
-    of_models: dict[str, Traffic] = field(default_factory=dict)
-    of_apps: dict[str, AnnouncedApp] = field(default_factory=dict)
+    store: dict[str, bytes] = field(default_factory=dict)
     serving: dict[str, dict[str, Any]] = field(default_factory=dict)
     cores: int = 8
+    read_s: float = 0.0  # in which another ingress may change the applications
     put_last: Mapping[str, Any] | None = None
     failures: list[Exception] = field(default_factory=list)
-    """Errors that the next reads raise, one after the other."""
+    """Errors that the next calls of the store raise, one after the other."""
     held: Held | None = None
     """Delays the next read of the traffic."""
-    read_s: float = 0.0
-    """Seconds that a read of the applications takes, in which another ingress may change them."""
-    store: dict[str, bytes] = field(default_factory=dict)
-    """The turns of the ingresses."""
 
     async def ask_store(self, operation: str, key: str, value: str = "", overwrite: bool = True) -> Any:
+        if self.failures:
+            raise self.failures.pop(0)
         before = self.store.get(key)
         if operation == "put" and (overwrite or before is None):
             self.store[key] = value.encode()
         if operation == "del":
             del self.store[key]
+        if operation == "list":
+            return [each for each in self.store if each.startswith(key)]
         return before if operation == "get" else before is not None
 
-    async def traffic(self, model: str) -> Traffic:
-        self._fail()
-        found = self.of_models.get(model, Traffic())
+    async def traffic(self, model: str = "intents") -> Traffic:
+        found = await super().traffic(model)
         held, self.held = self.held, None
         if held is not None:
             held.began.set()
             await held.may_end.wait()
         return found
-
-    async def put_traffic(self, model: str, traffic: Traffic) -> None:
-        self.of_models[model] = traffic
-
-    async def announced(self) -> list[AnnouncedApp]:
-        self._fail()
-        return list(self.of_apps.values())
-
-    async def announce(self, app: AnnouncedApp) -> None:
-        self._fail()
-        self.of_apps[app.app] = app
 
     async def applications(self) -> dict[str, Any]:
         serving = {"applications": self.serving}
@@ -179,12 +167,8 @@ class FakeCluster(RayCluster):
 
     def add(self, app: str, version: str, status: str = "RUNNING", model: str = "intents", message: str = "") -> None:
         """Adds an application, which keeps its config if it has one."""
-        self.of_apps[app] = AnnouncedApp(app=app, model=model, version=version)
+        self.store[f"listed/{app}"] = AnnouncedApp(app=app, model=model, version=version).model_dump_json().encode()
         self.serving[app] = self.serving.get(app, {}) | {"status": status, "message": message}
-
-    def _fail(self) -> None:
-        if self.failures:
-            raise self.failures.pop(0)
 
 
 class World:
@@ -216,8 +200,7 @@ class World:
 
     def beside(self) -> World:
         """Returns another ingress of the cluster, which has a repository and a model of its own."""
-        folder = self.model / "beside"
-        folder.mkdir()
+        (folder := self.model / "beside").mkdir()
         other = World(folder)
         other.versions.cluster = self.cluster
         return other
