@@ -46,6 +46,8 @@ class TextStream:
         self._decoded: str = tokenizer.decode(self._before, skip_special_tokens=True)
         self._stops = tuple(stops)
         self._held = ""
+        self.num_decoded = 0
+        """Number of characters so far, including those that are held back."""
         self.stopped = False
         """Whether a stop string was found. No text follows it."""
 
@@ -53,17 +55,16 @@ class TextStream:
         """Adds a token. Returns the text that is final now, which may be empty."""
         if self.stopped:
             return ""
-        self._held += self._decode(token)
+        new = self._decode(token)
+        self._held += new
+        self.num_decoded += len(new)
         stop = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None)
-        if stop is not None:
-            self.stopped = True
-            final, self._held = self._held[:stop], ""
-            return final
-        return self._release(len(self._held) - self._length_of_possible_stop())
+        self.stopped = stop is not None
+        return self._release(len(self._held) - self._length_of_possible_stop() if stop is None else stop)
 
     def finish(self) -> str:
         """Returns the text that was held back, after the last token."""
-        return self._release(len(self._held))
+        return "" if self.stopped else self._release(len(self._held))
 
     def _decode(self, token: int) -> str:
         """Returns the new text; none while it ends with U+FFFD, which may be the beginning of a character."""
@@ -85,16 +86,15 @@ class TextStream:
 
     def _length_of_possible_stop(self) -> int:
         """Returns how many characters at the end of the held text may be the beginning of a stop string."""
-        longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
-        ends = (self._held[-length:] for length in range(longest, 0, -1))
-        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stops)), 0)
+        lengths = range(len(self._held), 0, -1)
+        return next((n for n in lengths if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0)
 
 
 class SequenceProgress:
     """How many tokens of a growing sequence the decoder has processed."""
 
-    def __init__(self, num_prompt: int, limit: int, chunk: int, first_chunk: int | None = None) -> None:
-        """`chunk`: the most tokens of a step. `first_chunk`: the most tokens of the first step; None: `chunk`."""
+    def __init__(self, num_prompt: int, limit: int, chunk: int, undivided: int = 0) -> None:
+        """`chunk`: the most tokens of a step, except that the first `undivided` tokens are in the first step."""
         assert chunk >= 1
         self.num_prompt = num_prompt
         """The prompt's tokens. For an encoder-decoder, they include the first token of answers."""
@@ -106,13 +106,12 @@ class SequenceProgress:
         """The tokens of the sequence so far."""
         self.seen = 0
         """How many of them the decoder has processed."""
-        self._chunk = chunk
-        self._first_chunk = chunk if first_chunk is None else first_chunk
+        self._chunk, self._undivided = chunk, undivided
 
     @property
     def until(self) -> int:
         """One past the last token of the current step."""
-        return min(self.seen + (self._chunk if self.seen else self._first_chunk), self.num_tokens)
+        return min(max(self.seen + self._chunk, self._undivided), self.num_tokens)
 
     @property
     def is_whole(self) -> bool:
@@ -165,22 +164,10 @@ class Sampling:
             raise InputError(f"seed must be from 0 to {LARGEST_SEED}, not {self.seed}", param="seed")
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A token and its log-probability at temperature 1."""
-
-    token: int
-    log_probability: float
-
-
-def choose(answer_2k: npt.NDArray[np.floating], sampling: Sampling, place: int) -> Chosen:
-    """Samples the token at `place` of a sequence. `answer_2k`: the most probable tokens, see `TokenTask`."""
-    tokens_k, log_probabilities_k = answer_2k
-    index = 0 if sampling.temperature == 0 else _sample(log_probabilities_k, sampling, place)
-    return Chosen(int(tokens_k[index]), float(log_probabilities_k[index]))
-
-
-def _sample(log_probabilities_k: npt.NDArray[np.floating], sampling: Sampling, place: int) -> int:
+def choose(log_probabilities_k: npt.NDArray[np.floating], sampling: Sampling, place: int) -> int:
+    """Samples the token at `place` of a sequence. Returns its index among the most probable tokens, see `TokenTask`."""
+    if sampling.temperature == 0:
+        return 0
     logits_k = log_probabilities_k[: sampling.top_k].astype(np.float64) / max(sampling.temperature, 1e-300)
     weights_k = np.exp(logits_k - logits_k[0])
     cumulative_k = np.cumsum(weights_k)
@@ -207,7 +194,11 @@ Ended = Literal["stop", "length"]
 class StepResult:
     """The result of a step that generated a token."""
 
-    chosen: Chosen
+    token: int
+    log_probability: float
+    """The token's log-probability at temperature 1."""
+    start: int
+    """Number of characters of the answer before the token's text, or before the character that it is a part of."""
     text: str
     """The new final text. Empty while a character is incomplete, or while the text may begin a stop string."""
     ended: Ended | None
@@ -249,8 +240,8 @@ class TokenSequence(SequenceProgress):
             )
         self.tokens = [*prompt] if start is None else [*prompt, start]
         num_prompt = len(self.tokens)
-        first_chunk = chunk if start is None else max(chunk, num_prompt)
-        super().__init__(num_prompt, min(num_prompt + max_tokens, max_length), chunk, first_chunk)
+        undivided = 0 if start is None else num_prompt
+        super().__init__(num_prompt, min(num_prompt + max_tokens, max_length), chunk, undivided)
         self.ended: Ended | None = None
         self._text = text
         self._ends = frozenset(ends)
@@ -266,17 +257,25 @@ class TokenSequence(SequenceProgress):
         """Handles the answer to the last step. Returns None if it was a part of the prompt before the last."""
         if not self.advance():
             return None
-        chosen = choose(answer_2k, self._sampling, len(self.tokens))
-        self.tokens.append(chosen.token)
-        is_end = chosen.token in self._ends
-        text = "" if is_end or self._text is None else self._text.push(chosen.token)
-        if is_end or (self._text is not None and self._text.stopped):
-            self.ended = "stop"
-        elif self.is_whole:
-            self.ended = "length"
-        if self.ended is not None and self._text is not None:
-            text += self._text.finish()
-        return StepResult(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
+        index = choose(answer_2k[1], self._sampling, len(self.tokens))
+        token, log_probability = int(answer_2k[0, index]), float(answer_2k[1, index])
+        self.tokens.append(token)
+        self.ended = "stop" if token in self._ends else "length" if self.is_whole else None
+        start, text = 0, ""
+        if self._text is not None:
+            start = self._text.num_decoded
+            text = "" if token in self._ends else self._text.push(token)
+            self.ended = "stop" if self._text.stopped else self.ended
+            text += "" if self.ended is None else self._text.finish()
+        return StepResult(
+            token=token,
+            log_probability=log_probability,
+            start=start,
+            text=text,
+            ended=self.ended,
+            exit=exit_block,
+            likeliest_2k=answer_2k,
+        )
 
     def cut(self) -> str:
         """Ends the sequence before its limit. Returns the text that was held back."""

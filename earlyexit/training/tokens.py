@@ -136,7 +136,7 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
                 assert isinstance(answer.value, PackedArray)
                 result = sequence.answered(answer.value.numpy(), answer.exit)
                 assert result is not None, "each step has the whole prompt"
-                generated.answer.append(result.chosen.token)
+                generated.answer.append(result.token)
                 generated.exits.append(result.exit)
                 generated.scores.append(answer.score)
             for look in step.seen:

@@ -360,10 +360,10 @@ async def generate(
         return error.kind
     try:
         async for said in stream:
-            watch.expect(said.chosen.token == token_of(tokens, said.exit), "a token goes on from those before it")
+            watch.expect(said.token == token_of(tokens, said.exit), "a token goes on from those before it")
             is_sure = is_sure_enough(state_of(tokens), said.exit)
             watch.expect(is_sure, "no threshold is looser than its calibration")
-            tokens.append(said.chosen.token)
+            tokens.append(said.token)
             if leaves_after is not None and len(tokens) - len(prompt) >= leaves_after:
                 return "left"
     except OfframpError as error:

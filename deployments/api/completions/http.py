@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, partialmethod
-from itertools import accumulate, islice
 from typing import Any
 
 from pydantic_core import to_json
@@ -58,7 +57,7 @@ async def text_deltas(streams: Sequence[Stream], ends: Collection[int]) -> Async
         held = list[StepResult]()
         try:
             async for result in stream:
-                end = [result] if result.ended == "stop" and result.chosen.token in ends else []
+                end = [result] if result.ended == "stop" and result.token in ends else []
                 held += [] if end else [result]  # its text, if there is any, is that of tokens that were held back
                 if result.text:
                     yield TextDelta(text=result.text, results=tuple(held))
@@ -159,8 +158,6 @@ class OpenAiWriter(ResponseWriter):
         self._tokenizer = tokenizer
         self._index = 0
         """The number of the present answer."""
-        self._offset = 0
-        """Number of characters of its text whose log-probabilities were reported."""
 
     def begin(self) -> bytes:
         if self._is_chat:
@@ -211,33 +208,25 @@ class OpenAiWriter(ResponseWriter):
         It has the log-probabilities of its tokens, if there are some and they are reported.
         """
         ended = parts[-1].ended if parts else None
-        reported = [part for part in parts if part.results and part.ended != "stop"]
+        reported = [each for part in parts if part.ended != "stop" for each in part.results]
         logprobs = self._logprobs(reported) if reported and self._num_top is not None else None
         choice = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": ended}
-        if ended is not None:
-            self._index, self._offset = self._index + 1, 0
+        self._index += ended is not None
         return choice
 
-    def _logprobs(self, parts: Sequence[TextDelta]) -> dict[str, Any]:
-        """Returns the log-probabilities of the tokens of parts, and of the most probable alternatives."""
-        results = [each for part in parts for each in part.results]
-        chosen = [self._rated(each.chosen.token, each.chosen.log_probability) for each in results]
+    def _logprobs(self, results: Sequence[StepResult]) -> dict[str, Any]:
+        """Returns the log-probabilities of tokens, and of the most probable alternatives."""
+        chosen = [self._rated(each.token, each.log_probability) for each in results]
         top = [[self._rated(*pair) for pair in each.likeliest_2k[:, : self._num_top].T.tolist()] for each in results]
         if self._is_chat:
             pairs = zip(chosen, [[_entry(*each) for each in of_token] for of_token in top], strict=True)
             return {"content": [{**_entry(*each), "top_logprobs": others} for each, others in pairs]}
-        texts = [text for text, _ in chosen]
-        rest, offsets = iter(texts), list[int]()
-        for part in parts:  # a part's text is shorter than those of its tokens if these are halves of a character
-            *starts, _ = accumulate(map(len, islice(rest, len(part.results))), initial=0)
-            offsets += [self._offset + min(start, len(part.text)) for start in starts]
-            self._offset += len(part.text)
         return {
-            "tokens": texts,
+            "tokens": [text for text, _ in chosen],
             "token_logprobs": [value for _, value in chosen],
             # Tokens with the same text share an entry, which has the place and the value of the most probable one.
             "top_logprobs": [dict(each) | dict(reversed(each)) for each in top] if self._num_top else None,
-            "text_offset": offsets,
+            "text_offset": [each.start for each in results],
         }
 
     def _rated(self, token: float, log_probability: float) -> tuple[str, float]:

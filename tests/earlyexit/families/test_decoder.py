@@ -151,7 +151,7 @@ class Stages:
                 number = int(answer.sample_id)
                 assert isinstance(answer.value, PackedArray)
                 said = sequences[number].answered(answer.value.numpy(), answer.exit)
-                told[number] += [] if said is None else [(said.chosen.token, said.exit)]
+                told[number] += [] if said is None else [(said.token, said.exit)]
                 if sequences[number].ended is None:
                     waiting[0].append(self._step_of(number, sequences[number]))
         return told
@@ -202,7 +202,7 @@ def test_thresholds_decay_under_any_cut(models: list[EarlyExitModel], expected: 
     policy = ConfidencePolicy(SOMETIMES.thresholds, decay=3.0)
     backbone_of(models[0]).fill = "compute"
     said = Handfuls(model=models[0], policy=policy, ramps=RAMPS).run(begun())
-    whole = {number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()}
+    whole = {number: [(each.token, each.exit) for each in steps] for number, steps in said.items()}
     assert whole != expected["compute"], "a threshold alone would let other tokens leave"
     stages, sequences = Stages.of(models, (0, 2, 3, 5), "compute", policy=policy), begun()
     assert stages.run(sequences) == whole
@@ -218,7 +218,7 @@ def expected(reference: LlamaForCausalLM) -> Mapping[Fill, Told]:
     for fill in fills:
         backbone_of(model).fill = fill
         said = Handfuls(model=model, policy=SOMETIMES, ramps=RAMPS).run(begun())
-        found[fill] = {number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()}
+        found[fill] = {number: [(each.token, each.exit) for each in steps] for number, steps in said.items()}
     assert found["compute"] != found["copy"]
     assert {block for steps in found["compute"].values() for _, block in steps} == {*RAMPS, NUM_BLOCKS - 1}
     return found
@@ -336,7 +336,7 @@ def test_answers_do_not_depend_on_other_inputs(answering: EarlyExitModel, kind: 
     for seed in range(3):
         sequences = sequences_of(kind)
         said = Handfuls(model=answering, policy=SOMETIMES, bounds=(0, 2, 5), ramps=(1, 2), seed=seed).run(sequences)
-        found.append({number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()})
+        found.append({number: [(each.token, each.exit) for each in steps] for number, steps in said.items()})
     backbone_of(answering).fill = "compute"
     assert found[0] == found[1] == found[2]
 

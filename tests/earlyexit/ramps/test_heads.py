@@ -201,7 +201,7 @@ def exits_of(model: EarlyExitModel, policy: ExitPolicy, bounds: tuple[int, ...])
     """Returns the sequence of each token, the token, and the block that it left after."""
     sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
     said = Handfuls(model=model, policy=policy, bounds=bounds, ramps=RAMPS).run(sequences)
-    return [(number, each.chosen.token, each.exit) for number, steps in said.items() for each in steps]
+    return [(number, each.token, each.exit) for number, steps in said.items() for each in steps]
 
 
 @pytest.mark.parametrize("style", ["normed", "adapted"])

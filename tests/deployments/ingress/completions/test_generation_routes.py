@@ -104,10 +104,10 @@ async def test_a_stream_has_the_logprobs_of_its_tokens(teller: Teller) -> None:
         pieces = [each["choices"][0]["logprobs"] for each in events(chat.text)[:-1]]
         assert [token["token"] for each in pieces if each for token in each["content"]] == list("a mouse")
     teller.answer = "aé🐭b".encode()  # of which é has two tokens, and the mouse four
-    for streams in (False, True):
-        text = (await asked(teller, "/v1/completions", TEXT | {"logprobs": 0, "stream": streams})).text
+    for options in ({}, {"stream": True}, {"stop": "éx"}, {"stream": True, "stop": "é🐭bx"}):
+        text = (await asked(teller, "/v1/completions", TEXT | {"logprobs": 0, **options})).text
         told = [each["choices"][0]["logprobs"] for each in events(text) if each != "[DONE]"]
-        assert [offset for each in told if each for offset in each["text_offset"]] == [0, 1, 2, 2, 3, 3, 3, 3]
+        assert [offset for each in told if each for offset in each["text_offset"]] == [0, 1, 1, 2, 2, 2, 2, 3]
     # Also of a token without text, and of the first of two tokens with the same text.
     teller.answer, body = b"Q\xf0", TEXT | {"logprobs": 2, "max_tokens": 2}
     whole = (await asked(teller, "/v1/completions", body)).json()["choices"][0]["logprobs"]

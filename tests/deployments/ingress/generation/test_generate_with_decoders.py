@@ -24,7 +24,7 @@ from earlyexit.errors import ContextLengthError, DeadlineError, InputError, Over
 from earlyexit.network.boundary import Split
 from earlyexit.network.model import EarlyExitModel, TorchRunner
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.sequence import Chosen, StepResult
+from earlyexit.sequences.sequence import StepResult
 from earlyexit.tasks.token import TokenTask
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
@@ -129,7 +129,7 @@ def alone(model: EarlyExitModel, start: int | None = None) -> Expected:
     prompts = [tuple(rng.randrange(1, 256) for _ in range(rng.randint(1, 20))) for _ in range(6)]
     run = Handfuls(model=model, policy=ConfidencePolicy(THRESHOLD), bounds=(0, 2, NUM_BLOCKS), ramps=(1, 2))
     said = run.run({k: sequence(prompt, max_tokens=MAX_TOKENS, start=start) for k, prompt in enumerate(prompts, 1)})
-    return {prompt: [(each.chosen.token, each.exit) for each in said[k]] for k, prompt in enumerate(prompts, 1)}
+    return {prompt: [(each.token, each.exit) for each in said[k]] for k, prompt in enumerate(prompts, 1)}
 
 
 @asynccontextmanager
@@ -163,7 +163,7 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
 
 
 async def all_of(stream: Stream) -> list[tuple[int, int]]:
-    return [(said.chosen.token, said.exit) async for said in stream]
+    return [(said.token, said.exit) async for said in stream]
 
 
 async def test_concurrent_streams_generate_the_same_text_as_the_model_alone(
@@ -196,7 +196,7 @@ async def test_sequences_are_admitted_by_the_newest_plan() -> None:
 async def one_dies_in_mid_stream(service: Service, expected: Expected, stage: int) -> None:
     """Ends a replica of the stage once every stream has a token, and checks that each token comes exactly once."""
     streams = [service.begin(prompt) for prompt in expected]
-    begun = [(await soon(anext(stream))).chosen.token for stream in streams]
+    begun = [(await soon(anext(stream))).token for stream in streams]
     service.one_dies(stage)
     rest = await soon(asyncio.gather(*map(all_of, streams)))
     tokens = [[first, *(token for token, _ in more)] for first, more in zip(begun, rest, strict=True)]
@@ -315,7 +315,8 @@ async def test_closing_a_stream_early_aborts_its_sequence_once() -> None:
     aborted: list[str] = []
     stream = Stream(1)
     stream.on_abort = lambda: aborted.append("told")
-    said = StepResult(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1, likeliest_2k=np.empty((2, 0)))
+    answer: dict[str, Any] = {"token": 1, "log_probability": -0.5, "likeliest_2k": np.empty((2, 0))}
+    said = StepResult(start=0, text="a", ended=None, exit=1, **answer)
     for _ in range(2):
         stream.put(said)
     assert await anext(stream) is said

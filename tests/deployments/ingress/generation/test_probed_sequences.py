@@ -109,7 +109,7 @@ async def test_a_restarted_probe_sequence_remains_a_probe(
     service: Service, alone: dict[tuple[int, ...], Generated]
 ) -> None:
     streams = [service.begin(prompt) for prompt in alone]
-    begun = [[(said.chosen.token, said.exit) for said in [await soon(anext(stream))]] for stream in streams]
+    begun = [[(said.token, said.exit) for said in [await soon(anext(stream))]] for stream in streams]
     service.one_dies(0)
     rest = await soon(asyncio.gather(*map(all_of, streams)))
     full = [[(token, LAST) for token in each.answer] for each in alone.values()]
