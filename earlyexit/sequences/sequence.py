@@ -75,6 +75,8 @@ class TextStream:
         is_longer = text.startswith(self._decoded)
         new = text[len(self._decoded if is_longer else self._decoded.rstrip(REPLACEMENT)) :]
         if not new or text.endswith(REPLACEMENT):
+            if text == self._decoded and len(self._new) >= CONTEXT_TOKENS:
+                self._new.clear()  # special tokens, which take longer and longer to decode
             return ""
         self._before, self._new = self._new if is_longer else self._before + self._new, []
         self._decoded = self._tokenizer.decode(self._before, skip_special_tokens=True)
@@ -278,8 +280,7 @@ class TokenSequence(SequenceProgress):
         )
 
     def cut(self) -> str:
-        """Ends the sequence before its limit. Returns the text that was held back."""
-        self.ended = "length"
+        """Returns the text that was held back, if the sequence ends before its limit."""
         return "" if self._text is None else self._text.finish()
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,8 +18,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from earlyexit.errors import OverloadedError
 from earlyexit.network.boundary import entry_piece
 from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvStore, Run, places_of
-from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence, choose
-from tests.earlyexit.codecs.prompts import byte_tokenizer
+from earlyexit.sequences.sequence import CONTEXT_TOKENS, Sampling, StepResult, TextStream, TokenSequence, choose
+from tests.earlyexit.codecs.prompts import END, byte_tokenizer, marked_tokenizer
 from tests.earlyexit.families.decoders import sequence
 
 NUMBER = 2**31 + 5
@@ -147,6 +149,18 @@ def test_a_character_is_released_after_its_last_byte_unless_a_stop_string_may_be
 def test_no_text_of_a_prompt_is_repeated(prompt: bytes, answer: bytes, given: list[str]) -> None:
     stream = TextStream(BYTES, [TOKEN_OF[byte] for byte in prompt])
     assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
+
+
+def test_many_tokens_without_text_are_not_decoded_again_and_again() -> None:
+    tokenizer, lengths = marked_tokenizer(), list[int]()
+
+    def decode(tokens: list[int], **options: bool) -> str:
+        lengths.append(len(tokens))
+        return str(tokenizer.decode(tokens, **options))
+
+    stream = TextStream(cast(Tokenizer, SimpleNamespace(decode=decode)), [TOKEN_OF[72]])
+    assert [stream.push(token) for token in [END] * 500 + [TOKEN_OF[105]]] == [""] * 500 + ["i"]
+    assert max(lengths) <= 1 + CONTEXT_TOKENS
 
 
 def test_invalid_bytes_after_characters_that_were_given_are_replaced() -> None:
