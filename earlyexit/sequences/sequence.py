@@ -60,11 +60,13 @@ class TextStream:
         self.num_decoded += len(new)
         stop = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None)
         self.stopped = stop is not None
-        return self._release(len(self._held) - self._length_of_possible_stop() if stop is None else stop)
+        end = len(self._held) - self._length_of_possible_stop() if stop is None else stop
+        final, self._held = self._held[:end], "" if self.stopped else self._held[end:]
+        return final
 
     def finish(self) -> str:
         """Returns the text that was held back, after the last token."""
-        return "" if self.stopped else self._release(len(self._held))
+        return self._held
 
     def _decode(self, token: int) -> str:
         """Returns the new text; none while it ends with U+FFFD, which may be the beginning of a character."""
@@ -81,10 +83,6 @@ class TextStream:
         self._before, self._new = self._new if is_longer else self._before + self._new, []
         self._decoded = self._tokenizer.decode(self._before, skip_special_tokens=True)
         return new
-
-    def _release(self, length: int) -> str:
-        final, self._held = self._held[:length], self._held[length:]
-        return final
 
     def _length_of_possible_stop(self) -> int:
         """Returns how many characters at the end of the held text may be the beginning of a stop string."""
@@ -140,6 +138,8 @@ class SequenceProgress:
 
 
 LARGEST_SEED = 2**63 - 1
+MAX_TOP = 20
+"""How many of the most probable tokens a result has: OpenAI's limit for chat completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class StepResult:
     exit: int
     """The block after which the token left."""
     likeliest_2k: npt.NDArray[np.floating] = field(compare=False, repr=False)
-    """The answer from which the token was sampled: see `TokenTask`."""
+    """The most probable tokens of the answer from which the token was sampled: see `TokenTask`."""
 
 
 class TokenSequence(SequenceProgress):
@@ -276,7 +276,7 @@ class TokenSequence(SequenceProgress):
             text=text,
             ended=self.ended,
             exit=exit_block,
-            likeliest_2k=answer_2k,
+            likeliest_2k=answer_2k[:, :MAX_TOP].copy(),  # a view would keep the answers of a batch
         )
 
     def cut(self) -> str:

@@ -13,15 +13,13 @@ from deployments.api.generation import GenerateRequest
 from deployments.api.operations import NULL_IS_EMPTY, FastList, TimeoutSeconds
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, InputError
-from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
+from earlyexit.sequences.sequence import LARGEST_SEED, MAX_TOP, Sampling
 
 MAX_STOPS = 16
 MAX_ID = 128
 """Most characters of an id, because every event of a stream has it."""
 MAX_ANSWERS = 256
 """Most answers to a request. Each is a sequence of its own, which holds memory of a replica."""
-MAX_CHAT_LOGPROBS = 20
-"""OpenAI's limit for chat completions."""
 MAX_TEXT_LOGPROBS = 5
 """OpenAI's limit for text completions."""
 NEUTRAL_VALUES: dict[str, tuple[Any, ...] | None] = {
@@ -274,7 +272,7 @@ class ChatBody(OpenAiBody):
     """The newer name of `max_tokens`."""
     logprobs: bool | None = None
     """Report each token's log-probability."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     """With `logprobs`, also report the log-probabilities of this many of the most probable tokens."""
 
     @property

@@ -47,6 +47,7 @@ def test_steps_are_the_chunks_of_the_prompt_then_single_tokens() -> None:
     said = say(one, 50, exit_block=1)
     assert said is not None
     assert (said.token, said.log_probability, said.ended, said.exit) == (50, -0.5, None, 1)
+    assert (said.likeliest_2k.shape, said.likeliest_2k.base) == ((2, 1), None), "an unread token keeps no reply"
     assert step(one) == ([50], [1, 5, 3, 5, 3])
     said = say(one, 51)
     assert said is not None
