@@ -76,7 +76,7 @@ class GeneratingIngress(SimulatedIngress):
     def _step(self, state: GenerationState[SimulatedSequence]) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
-            deadline_s = state.waiting_since_s + self._lengths.timeout_s
+            deadline_s = state.last_s + self._lengths.timeout_s
             state.placement.yields_token = state.sequence.yields_token
             step = PendingInput(number, now_s, deadline_s, state.sequence.step(), placement=state.placement)
             self.core.submit((step,), now_s)

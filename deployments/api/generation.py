@@ -178,7 +178,7 @@ class GenerateService:
         name = "the next token" if state.num_tokens else "the first token"
         whole_s = running.request.timeout_s or math.inf
         whole_limit = state.arrived_s + whole_s, whole_s, "the whole answer"
-        return min((state.waiting_since_s + token_s, token_s, name), whole_limit)
+        return min((state.last_s + token_s, token_s, name), whole_limit)
 
     def _step(self, running: _RunningSequence) -> None:
         """Sends the next step; raises what `Dispatcher.submit` raises."""

@@ -34,21 +34,16 @@ class GenerationState(Generic[S]):
     sequence: S
     placement: KVPlacement
     arrived_s: float
+    last_s: float
+    """When the last token came; before the first one, when the sequence arrived."""
     ahead_tokens: int
     """The prompt tokens of sequences without a first token when this one arrived."""
     attempts: int = 0
     """The number of losses since the last token."""
     first_s: float = math.nan
     """When the first token came; NaN before that."""
-    last_s: float = math.nan
-    """When the last token came; NaN before the first one."""
     num_tokens: int = 0
     """Generated tokens so far."""
-
-    @property
-    def waiting_since_s(self) -> float:
-        """When the wait for the next token began: at the last token, or at the arrival."""
-        return self.last_s if self.num_tokens else self.arrived_s
 
     @property
     def ttft_s(self) -> float:
@@ -123,7 +118,7 @@ class GenerationLoop:
 
     def begin(self, sequence: S, now_s: float) -> GenerationState[S]:
         """Starts an admitted sequence; returns its state. The caller sends its first step."""
-        state = GenerationState(sequence, KVPlacement(next(self._numbers)), now_s, self._waiting_prompt_tokens)
+        state = GenerationState(sequence, KVPlacement(next(self._numbers)), now_s, now_s, self._waiting_prompt_tokens)
         sequence.begin(state.placement.number)
         self.counts.prompt_tokens += sequence.num_prompt
         self.num_running += 1
@@ -132,7 +127,7 @@ class GenerationLoop:
 
     def on_token(self, state: GenerationState[S], exit_block: int, now_s: float) -> None:
         """Records that a token came from an exit."""
-        waited_s, state.last_s = now_s - state.waiting_since_s, now_s
+        waited_s, state.last_s = now_s - state.last_s, now_s
         state.attempts = 0
         state.num_tokens += 1
         self.counts.exits[exit_block] += 1
