@@ -45,7 +45,8 @@ class TextStream:
         """Later tokens, which have no text yet."""
         self._decoded: str = tokenizer.decode(self._before, skip_special_tokens=True)
         self._stops = tuple(stops)
-        self._held = ""
+        self.held = ""
+        """The text that may be the beginning of a stop string. At the end of a sequence, it is final."""
         self.num_decoded = 0
         """Number of characters so far, including those that are held back."""
         self.stopped = False
@@ -56,17 +57,13 @@ class TextStream:
         if self.stopped:
             return ""
         new = self._decode(token)
-        self._held += new
+        self.held += new
         self.num_decoded += len(new)
-        stop = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None)
+        stop = min((at for at in map(self.held.find, self._stops) if at >= 0), default=None)
         self.stopped = stop is not None
-        end = len(self._held) - self._length_of_possible_stop() if stop is None else stop
-        final, self._held = self._held[:end], "" if self.stopped else self._held[end:]
+        end = len(self.held) - self._length_of_possible_stop() if stop is None else stop
+        final, self.held = self.held[:end], "" if self.stopped else self.held[end:]
         return final
-
-    def finish(self) -> str:
-        """Returns the text that was held back, after the last token."""
-        return self._held
 
     def _decode(self, token: int) -> str:
         """Returns the new text; none while it ends with U+FFFD, which may be the beginning of a character."""
@@ -86,8 +83,9 @@ class TextStream:
 
     def _length_of_possible_stop(self) -> int:
         """Returns how many characters at the end of the held text may be the beginning of a stop string."""
-        lengths = range(len(self._held), 0, -1)
-        return next((n for n in lengths if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0)
+        longest = max(map(len, self._stops), default=1) - 1
+        lengths = range(min(len(self.held), longest), 0, -1)
+        return next((n for n in lengths if any(stop.startswith(self.held[-n:]) for stop in self._stops)), 0)
 
 
 class SequenceProgress:
@@ -268,7 +266,7 @@ class TokenSequence(SequenceProgress):
             start = self._text.num_decoded
             text = "" if token in self._ends else self._text.push(token)
             self.ended = "stop" if self._text.stopped else self.ended
-            text += "" if self.ended is None else self._text.finish()
+            text += "" if self.ended is None else self._text.held
         return StepResult(
             token=token,
             log_probability=log_probability,
@@ -281,7 +279,7 @@ class TokenSequence(SequenceProgress):
 
     def cut(self) -> str:
         """Returns the text that was held back, if the sequence ends before its limit."""
-        return "" if self._text is None else self._text.finish()
+        return "" if self._text is None else self._text.held
 
 
 def step_of(tokens: Sequence[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:

@@ -127,7 +127,7 @@ TOKEN_OF = {byte: BYTES.get_vocab()[char] for byte, char in bytes_to_unicode().i
 def pieces(text: str, *stops: str) -> list[str]:
     """Returns the text that is released after every byte, and at the end."""
     stream = TextStream(BYTES, [], stops)
-    return [*map(stream.push, BYTES.encode(text).ids), stream.finish()]
+    return [*map(stream.push, BYTES.encode(text).ids), stream.held]
 
 
 def test_a_character_is_released_after_its_last_byte_unless_a_stop_string_may_begin() -> None:
