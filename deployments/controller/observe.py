@@ -127,6 +127,8 @@ class ObservedStream:
         """The thresholds of the problem's survival."""
         self._all_stay_N = (1.0,) * settings.problem.num_blocks
         self._period_s, self._coverage = settings.period_s, settings.coverage
+        self._longest_s = max(settings.period_s, 2 * settings.time_limit_s)
+        """The longest interval of counts. Nothing is collected during a search for a plan."""
         self.began_s = since_s
         self._stream: ExitStream | None = None
         self._counts: list[Interval] = []
@@ -150,8 +152,11 @@ class ObservedStream:
         return self._stream.take_in(seen.take(seen.probe_N | seen.stayed_N))
 
     def add_counts(self, interval: Interval) -> None:
-        """Adds new counts."""
-        self._counts.append(interval)
+        """Adds new counts. If the clock was set forward, it drops all counts: the rate would seem to have fallen."""
+        if interval.seconds > self._longest_s:
+            self._counts.clear()
+        else:
+            self._counts.append(interval)
 
     def forget(self, now_s: float) -> None:
         """Drops probes and counts that are too old, or from after the present time, because the clock was set back."""

@@ -595,6 +595,15 @@ async def test_the_controller_plans_although_the_clock_was_set_back(tmp_path: Pa
     assert (counted.arrived, counted.seconds, forecast.num_probes) == (47 * 100, 47 * 5.0, 2400)
 
 
+async def test_a_clock_that_was_set_forward_stops_no_replicas(tmp_path: Path) -> None:
+    cheap = replace(problem(), objective=MinimizeCost(rate_per_s=200.0))
+    scene = await begun(tmp_path, (600, 400), problem=cheap, looks=49, solve_as=solve)
+    replicas = scene.fleet.replicas["cpu"]
+    scene.clock.advance(600.0)
+    await scene.ticks(25, (600, 400))
+    assert (scene.fleet.replicas["cpu"], scene.said("reaction")) == (replicas, [])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
