@@ -409,18 +409,20 @@ def plan_out_of_date(view: View) -> Outcome | None:
         return None
     if forecast is None and state.planned_s < view.began_s:  # the forecast was lost with an earlier process
         return Outcome(replan="restart")
-    if forecast is not None and forecast.at_s <= state.changed_s <= view.looked_s:
-        return Outcome(replan="reaction") if _is_change_observed(view, state.changed_s) else None
-    if view.is_period_over:
+    awaits_probes = forecast is not None and forecast.at_s <= state.changed_s <= view.looked_s
+    if awaits_probes and _is_change_observed(view, state.changed_s):
+        return Outcome(replan="reaction")
+    if view.is_period_over and not awaits_probes:
         return Outcome(replan="period")
     if forecast is None or view.looked_s < state.planned_s + SETTLE_LOOKS * view.settings.watch_s:
         return None
     deviations = _deviations(view, forecast)
+    if awaits_probes:  # but a change of the rate needs no probes
+        deviations.pop("changed_s", None)
     if deviations:
         changes = {name: since_s for name, (since_s, _) in deviations.items()}
         events = tuple(("reaction", words) for _, words in deviations.values())
-        # A change of the rate alone needs no new probes.
-        may_replan = "changed_s" not in changes or _is_change_observed(view, changes["changed_s"])
+        may_replan = "rate_changed_s" in changes or _is_change_observed(view, changes["changed_s"])
         return Outcome(events=events, state=changes, replan="reaction" if may_replan else None)
     has_first_probes = forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
     return Outcome(replan="first probes") if has_first_probes else None

@@ -130,13 +130,17 @@ async def test_after_a_jump_the_controller_plans_once_there_are_enough_probes(tm
     assert [each.survival_N[2] for each in scene.asked] == pytest.approx([0.4, 1.0])
 
 
-async def test_after_a_jump_of_the_rate_the_plan_is_for_the_rate_since_the_jump(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inputs", [(180, 120), (30, 270)], ids=["usual exits", "new exits, with few probes"])
+async def test_after_a_jump_of_the_rate_the_plan_is_for_the_rate_since_the_jump(
+    tmp_path: Path, inputs: tuple[int, int]
+) -> None:
     cheap = replace(problem(count=40), objective=MinimizeCost(rate_per_s=20.0))
-    scene = await begun(tmp_path, looks=6, problem=cheap, best=whole(4))
-    await scene.ticks(1, (180, 120))
-    assert scene.said("reaction") == []
-    await scene.ticks(1, (180, 120))
-    assert scene.said("reaction") == ["60 inputs/s arrived for 10 s, 0 to 20 were expected"]
+    scene = await begun(tmp_path, looks=6, problem=cheap, first=halves(3, 1), best=halves(3, 1))
+    scene.fleet.hands_over = 1
+    await scene.ticks(1, inputs)
+    assert len(scene.asked) == 1
+    await scene.ticks(1, inputs)
+    assert scene.said("reaction")[-1] == "60 inputs/s arrived for 10 s, 0 to 20 were expected"
     assert scene.asked[-1].required_per_s == pytest.approx(60.0)
 
 
