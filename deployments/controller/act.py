@@ -316,14 +316,14 @@ class ControlLoop:
     async def _carry_out(self, outcome: Outcome) -> None:
         for kind, words in outcome.events:
             self._log_event(kind, words)
-        if outcome.state:
+        if outcome.plan is not None:
+            await self._apply_plan(outcome.plan, **outcome.state)
+        elif outcome.state:
             self.update_state(**outcome.state)
         if outcome.thresholds is not None:
             await self._apply_thresholds(outcome.thresholds)
         if outcome.rejected is not None:
             self._remember("proposed", outcome.rejected)
-        if outcome.plan is not None:
-            await self._apply_plan(outcome.plan)
         if outcome.settles:
             await self._settle()
         if outcome.replan is not None:
@@ -381,15 +381,8 @@ class ControlLoop:
             seconds, dropped = measured.seconds, sum(measured.drops.values())
             rates = {"offered_rps": measured.arrived / seconds, "goodput_rps": measured.in_slo / seconds}
             self._history.gained(before.epoch, {"seconds": seconds, **rates, "dropped": dropped})
-        self.update_state(
-            placed=new.placed,
-            reason=new.reason,
-            at_s=self._clock.now_s(),
-            trial=new.trial,
-            previous=before,
-            suspended=None,
-            **changes,
-        )
+        plan = {"placed": new.placed, "reason": new.reason, "at_s": self._clock.now_s(), "trial": new.trial}
+        self.update_state(**{**changes, **plan, "previous": before, "suspended": None})
         self._remember("in force", new)
         self.changes[new.reason] += 1
         self._update_view(failed=0)

@@ -76,7 +76,7 @@ class Outcome:
     events: tuple[tuple[str, str], ...] = ()
     """Events to log, each with its kind and text."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """The changed fields of the state."""
+    """The changed fields of the state. If there is a plan, they are stored together with it."""
     thresholds: NewThresholds | None = None
     """Thresholds to apply, as the tuner has found them."""
     rejected: NewPlan | None = None

@@ -181,8 +181,12 @@ async def test_a_straggler_gets_no_work_until_after_the_next_plan(tmp_path: Path
     await scene.ticks(1, EASY)
     one_is_slow(scene, 4, slow=3)
     scene.best = whole(3)
+    when = """NEW.value LIKE '%"reason": "straggler"%' BEGIN SELECT RAISE(FAIL, 'full'); END"""
+    scene.history._connection.execute(f"CREATE TRIGGER full BEFORE INSERT ON standing WHEN {when}")
     await scene.ticks(1, EASY)
-    assert scene.said("straggler") == [
+    scene.history._connection.execute("DROP TRIGGER full")
+    await scene.ticks(1, EASY)
+    assert scene.said("straggler")[1:] == [
         "cpu#3 takes 2.00 times as long as its 3 peers (2.00 against 1.00 times the profile)"
     ]
     # No accelerator is free, so the stage has one replica less.
