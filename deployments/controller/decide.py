@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 SETTLE_LOOKS = 4
 """The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
 REST_PERIODS = 5
-"""The number of periods without work for a straggler, before it is tried again."""
-BLAME_PERIODS = 5
-"""The number of periods in which a plan that was rolled back is not chosen again."""
+"""The number of periods before a straggler gets work, or a plan that was rolled back is chosen, again."""
 TRIES = 10
 """The number of failures of any kind after which a change is given up. Dead processes usually restart sooner."""
 RECENT_INPUTS = (100, 300, 1000)
@@ -344,7 +342,7 @@ def change_failed(view: View) -> Outcome | None:
 def _roll_back(view: View, earlier: PlacedPlan | None, words: str) -> Outcome:
     """Bars the current plan for a while, and returns to an earlier plan or, without its accelerators, replans."""
     placed = None if earlier is None else view.place(view.with_current_thresholds(earlier.plan))
-    blamed = {**view.state.blamed, view.state.placed.plan.planned_stages: view.period + BLAME_PERIODS}
+    blamed = {**view.state.blamed, view.state.placed.plan.planned_stages: view.period + REST_PERIODS}
     if placed is None or not view.has_room(placed):
         return Outcome(state={"blamed": blamed}, replan="roll back")
     return Outcome(state={"blamed": blamed}, plan=NewPlan(placed=placed, reason="roll back", words=words))
@@ -439,12 +437,11 @@ def _num_probes(view: View, since_s: float) -> int:
     return effective_probes(view.stream.observed(view.state, since_s, view.looked_s))
 
 
-Deviation = tuple[float, str]
-"""The start of the intervals that deviate from the forecast, and a description."""
+def _deviations(view: View, forecast: Forecast) -> dict[str, tuple[float, str]]:
+    """Returns the deviations of the stream from the forecast, by the field of the state that records their start.
 
-
-def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
-    """Returns the deviations of the stream from the forecast, by the field of the state that records their start."""
+    A deviation is the start of the intervals that deviate, and a description.
+    """
     # Inputs that were sent before the switch may be answered during the look after it.
     intervals = view.stream.counts(max(view.state.followed_s + view.settings.watch_s, forecast.at_s))
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
@@ -457,14 +454,14 @@ def _deviations(view: View, forecast: Forecast) -> dict[str, Deviation]:
 
 def _rate_deviation(
     forecast: Forecast, asked_rps: float | None, intervals: Sequence[Interval], num_tests: float
-) -> Deviation | None:
+) -> tuple[float, str] | None:
     """Returns the deviation of recent arrivals from the forecast; None if there is none.
 
     After a jump, the last intervals that each exceed the forecast show the new rate, because earlier ones are partly
     from before the jump. A single interval may be a short burst, so the next one decides.
     """
 
-    def deviation(part: Sequence[Interval]) -> Deviation | None:
+    def deviation(part: Sequence[Interval]) -> tuple[float, str] | None:
         recent, rate = total(part), forecast.rate
         if recent is None or rate is None:
             return None
@@ -478,7 +475,7 @@ def _rate_deviation(
 
 def _survival_deviation(
     view: View, forecast: Forecast, intervals: Sequence[Interval], num_tests: float
-) -> Deviation | None:
+) -> tuple[float, str] | None:
     """Returns the deviation of the exits of recent answers from the forecast; None if there is none."""
     if not forecast.num_probes:  # a forecast without probes cannot be judged
         return None
@@ -719,7 +716,10 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     current: tuple[Stage, ...] | None = state.placed.plan.planned_stages
     if state.suspended is not None or current in state.blamed or not view.has_room(state.placed):
         current = None  # it does not serve, or was given up
-    shares = state.placed.plan.shares
+    shares, rate = state.placed.plan.shares, None if view.forecast is None else view.forecast.rate
+    if rate and rate.rate_rps > 0 and rate.high_rps < np.inf:
+        # New plans are for the upper end of the forecast, which fluctuates. The plan in force must serve the forecast.
+        problem = problem.with_rate(rate.rate_rps)
     verdict = weigh(problem, current, stages, start_cost=start_cost, least_gain=least_gain, reach=reach, shares=shares)
     new = NewPlan(placed=placed, reason=reason, words=verdict.words + compared)
     if verdict.change:

@@ -131,9 +131,7 @@ async def test_after_a_jump_the_controller_plans_once_there_are_enough_probes(tm
 
 
 @pytest.mark.parametrize("inputs", [(180, 120), (30, 270)], ids=["usual exits", "new exits, with few probes"])
-async def test_after_a_jump_of_the_rate_the_plan_is_for_the_rate_since_the_jump(
-    tmp_path: Path, inputs: tuple[int, int]
-) -> None:
+async def test_after_a_jump_of_the_rate_the_plan_is_for_the_new_rate(tmp_path: Path, inputs: tuple[int, int]) -> None:
     cheap = replace(problem(count=40), objective=MinimizeCost(rate_per_s=20.0))
     scene = await begun(tmp_path, looks=6, problem=cheap, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.hands_over = 1
@@ -159,6 +157,15 @@ async def test_the_size_of_a_service_of_the_least_cost_follows_the_load(tmp_path
     assert scene.asked[-1].required_per_s == asked_per_s, "a drop asks for no more than before"
 
 
+async def test_a_plan_in_force_need_not_serve_the_upper_end_of_the_forecast(tmp_path: Path) -> None:
+    cheap = replace(problem(), objective=MinimizeCost(rate_per_s=90.0, in_time=0.0))
+    scene = await begun(tmp_path, (0, 420), problem=cheap, first=whole(1), best=whole(2))
+    for staying in (495, 420, 495):
+        await scene.ticks(24, (0, staying))
+    assert (scene.asked[-1].required_per_s or 0.0) > 100.0, "more than the plan serves"
+    assert scene.fleet.log == []
+
+
 async def test_each_chain_is_compared_with_the_exits_at_its_own_ramps(tmp_path: Path) -> None:
     (plain,) = whole(2)
     stages = replace(plain, splits=(replace(plain.splits[0], ramps=(1,)),)), plain
@@ -177,8 +184,7 @@ async def test_each_chain_is_compared_with_the_exits_at_its_own_ramps(tmp_path: 
 
 
 async def test_a_straggler_gets_no_work_until_after_the_next_plan(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=1, best=whole(4))
-    await scene.ticks(1, EASY)
+    scene = await begun(tmp_path, looks=2, best=whole(4))
     one_is_slow(scene, 4, slow=3)
     scene.best = whole(3)
     when = """NEW.value LIKE '%"reason": "straggler"%' BEGIN SELECT RAISE(FAIL, 'full'); END"""
@@ -293,8 +299,7 @@ async def test_a_stage_that_stays_without_replicas_is_left_out_before_ray_report
     scene = await begun(tmp_path, looks=2, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.log.clear()
     scene.best = whole(1)
-    scene.fleet.replicas["cpu"] = 1
-    scene.fleet.is_stuck = True
+    scene.fleet.replicas["cpu"], scene.fleet.is_stuck = 1, True
     await scene.ticks(6, EASY)
     assert scene.said("capacity") == []
     await scene.ticks(1, EASY)
@@ -386,8 +391,7 @@ async def test_an_operators_plan_is_held(tmp_path: Path) -> None:
 
 async def test_an_operators_plan_may_use_a_type_that_was_empty_for_20_s(tmp_path: Path) -> None:
     scene = await begun(tmp_path, first=whole(4), best=whole(4))
-    scene.fleet.replicas["cpu"] = 0
-    scene.fleet.is_stuck = True
+    scene.fleet.replicas["cpu"], scene.fleet.is_stuck = 0, True
     await scene.ticks(5)
     scene.fleet.is_stuck = False
     assert await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY))) == 1
@@ -426,8 +430,7 @@ async def test_a_chain_that_loses_replicas_gets_a_smaller_share_until_the_next_p
 async def test_a_predicted_cost_of_any_type_is_accepted(tmp_path: Path, predicted: dict[str, Any]) -> None:
     scene = await begun(tmp_path, best=halves(3, 1), predicted=predicted)
     scene.start()
-    await scene.ticks(1, EASY)
-    await scene.ticks(1, EASY)
+    await scene.ticks(2, EASY)
     assert scene.said("error") == []
     assert scene.fleet.followed.plan.stages == halves(3, 1)
 
@@ -642,10 +645,6 @@ async def test_deviations_of_replicas_and_ingresses_from_the_plan_are_repaired(t
     scene.fleet.is_suspended = True
     await scene.ticks(1)
     assert scene.fleet.log[1:] == ["follow 0"]
-
-
-async def test_a_controller_without_a_state_uses_an_epoch_above_the_ingresses(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
     scene.fleet.followed = PlacedPlan(plan=Plan(stages=whole(4), epoch=7))
-    await scene.loop.tick()
-    assert scene.fleet.followed.epoch == 8
+    await scene.ticks(1)
+    assert scene.fleet.followed.epoch == 8, "a plan that is not remembered is outnumbered"
