@@ -76,7 +76,8 @@ class Words:
             return self.text
         kept_W |= ~has_tokens_W
         if not rest:
-            kept_W[int(np.flatnonzero(has_tokens_W)[-1]) + 1 :] = False
+            first, last = np.flatnonzero(has_tokens_W)[[0, -1]].tolist()
+            kept_W[:first] = kept_W[last + 1 :] = False
         if kept_W.all():
             return self.text
         begins = [*self.starts_W.tolist(), len(self.text)]
@@ -90,7 +91,7 @@ def kept_texts(words: Sequence[Words], importance_N: Importance, alpha: float, *
     A word is removed if the importance of each of its tokens is at most `alpha` times the mean over all words' tokens.
     `words` has an entry per text, in which tokens of the other texts belong to no word. All texts are unchanged if the
     importance of a word's token is NaN, and a text is unchanged if all its words would be removed. `rest`: whether to
-    keep the words after the last token, which a truncated text has.
+    keep the words before the first token and after the last, which a truncated text has.
 
     Raises ValueError unless each token has an importance, and PlanError for an invalid `alpha`.
     """

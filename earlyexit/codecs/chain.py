@@ -182,4 +182,4 @@ def _fingerprint(codec: Codec[Any], folder: Path) -> tuple[object, ...]:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
     # A codec with its own `load` may read other files of the folder.
     depends_on = None if type(codec).load in (Codec.load, TokenizedCodec.load) else folder
-    return type(codec), repr(codec.spec()), tokenizer, depends_on
+    return type(codec), repr(codec.spec()), tokenizer, getattr(codec, "side", None), depends_on

@@ -20,14 +20,13 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
-from earlyexit.codecs.text import LONG_CHARS, TEXT, TOKENIZER_FILE, read_tokenizer, tokenize
+from earlyexit.codecs.text import LONG_CHARS, TEXT, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, read_tokenizer, tokenize
 from earlyexit.engine.queue import NO_SEQUENCE
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
 from earlyexit.network.boundary import Column, Encoded
 from earlyexit.sequences.sequence import step_of
 
 TEMPLATE_FILE = "chat_template.jinja"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_FILES = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 """Files of a checkpoint that define its chat template, with the names that `transformers` uses."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -84,15 +83,14 @@ def copy_chat_files(source: Path, folder: Path) -> None:
 
 
 def write_chat_files(hf_tokenizer: Any, folder: Path) -> None:
-    """Write the chat files of a tokenizer that `transformers` has loaded, for example from a GGUF file."""
+    """Write the template and the options of a tokenizer that `transformers` has loaded, such as from a GGUF file."""
     template = hf_tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    if template is None:
-        return
-    (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
-    named = {name: getattr(hf_tokenizer, name) for name in NAMED_TOKENS if getattr(hf_tokenizer, name, None)}
-    (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+    if template is not None:
+        (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    options = {name: getattr(hf_tokenizer, name, None) for name in (*NAMED_TOKENS, "truncation_side")}
+    (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
 
 
 Prompt: TypeAlias = str | tuple[int, ...]

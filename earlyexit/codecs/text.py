@@ -7,6 +7,7 @@ regular expression and a dictionary of words. The tokenizer encodes other texts,
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from earlyexit.codecs.base import Codec, Columns, Row, texts_of
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError, first_line
+from earlyexit.named import in_one_line
 from earlyexit.network.boundary import Column, Encoded
 from earlyexit.words import Words
 
@@ -27,10 +29,11 @@ LONG_CHARS = 20_000
 """Characters of a request above which tokenizing takes milliseconds."""
 TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHARACTERS_PER_TOKEN = 16
-"""Length of the prefix of a long text that is tokenized first, in characters per token of `max_length`."""
+"""Length of the part of a long text that is tokenized first, in characters per token of `max_length`."""
 MARGIN = 64
-"""Tokens beyond `max_length` that a prefix must have, because the last tokens depend on where the text is cut."""
+"""Tokens beyond `max_length` that a part must have, because the tokens at a cut depend on where it is."""
 LONG = 2048
 """Characters from which texts are encoded by a batch call, which releases the GIL but is slower for short texts."""
 
@@ -61,14 +64,18 @@ class TokenizedCodec(Codec[Row]):
         self.max_length = max_length
 
     def load(self, folder: Path) -> None:
-        self.use(read_tokenizer(folder / TOKENIZER_FILE))
+        config = folder / TOKENIZER_CONFIG_FILE
+        with in_one_line(f"{config} cannot be used"):
+            options = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+            self.use(read_tokenizer(folder / TOKENIZER_FILE), options.get("truncation_side", "right"))
 
-    def use(self, tokenizer: Tokenizer) -> None:
-        """Set the tokenizer, which must neither pad nor truncate."""
+    def use(self, tokenizer: Tokenizer, side: str = "right") -> None:
+        """Set the tokenizer, which must neither pad nor truncate. `side`: the side at which long texts are cut."""
+        self.side = side
         self._tokenizer = tokenizer
         # A second tokenizer, because truncation is a state of the object, and other threads encode at the same time.
         self._truncating = Tokenizer.from_str(tokenizer.to_str())
-        self._truncating.enable_truncation(self.max_length)
+        self._truncating.enable_truncation(self.max_length, direction=side)
         self._words = word_pieces_of(tokenizer)
         self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
         """Number of special tokens that are added to a text, and to a pair."""
@@ -93,14 +100,13 @@ class TokenizedCodec(Codec[Row]):
 
     def words(self, row: Row) -> tuple[Words, ...]:
         shortened = self._shortened(row)
-        [encoding] = tokenize(self._tokenizer, shortened, with_offsets=True)
-        if len(encoding.ids) > self.max_length:
-            [encoding] = tokenize(self._truncating, shortened, with_offsets=True)
+        [encoding] = tokenize(self._truncating, shortened, with_offsets=True)
         text_index_N = np.array([-1 if k is None else k for k in encoding.sequence_ids], dtype=np.int64)
         offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        are_ends = self.side == "left"  # whether the parts lack the beginnings of the texts
         return tuple(  # offsets of special tokens and of the other text are set to 0
-            Words.of(text, np.where((text_index_N == k)[:, None], offsets_N2, 0))
-            for k, text in enumerate(self.texts(row))
+            Words.of(text, np.where((text_index_N == k)[:, None], offsets_N2 + are_ends * (len(text) - len(part)), 0))
+            for k, (text, part) in enumerate(zip(self.texts(row), self.texts(shortened), strict=True))
         )
 
     def encodings(self, rows: Sequence[Row], *, truncate: bool = False) -> list[Encoding]:
@@ -111,39 +117,36 @@ class TokenizedCodec(Codec[Row]):
         which the tokenizer cannot encode, such as an unknown word if the vocabulary has no token for unknown words.
         """
         shortened = list(map(self._shortened, rows))
-        encodings = tokenize(self._tokenizer, *shortened) if rows else []
-        too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
-        for k in too_long:
-            if truncate:
-                [encodings[k]] = tokenize(self._truncating, shortened[k])
-            if len(encodings[k].ids) > self.max_length:  # even if truncated: special tokens alone can be too many
-                count = f"{'' if shortened[k] is rows[k] else 'at least '}{len(encodings[k].ids)} tokens"
-                raise UnprocessableInputError(
-                    f"input {k} has {count}, the model takes {self.max_length}"
-                    + ("" if truncate else '; send "truncate": true to have it cut')
-                )
-        empty = next((k for k, encoding in enumerate(encodings) if not encoding.ids), None)
-        if empty is not None:
-            raise UnprocessableInputError(f"input {empty} has no tokens")
+        encodings = tokenize(self._truncating if truncate else self._tokenizer, *shortened) if rows else []
+        for k, encoding in enumerate(encodings):
+            if not encoding.ids:
+                raise UnprocessableInputError(f"input {k} has no tokens")
+            if len(encoding.ids) > self.max_length:  # even if truncated: special tokens alone can be too many
+                count = f"{'' if shortened[k] is rows[k] else 'at least '}{len(encoding.ids)} tokens"
+                advice = "" if truncate else '; send "truncate": true to have it cut'
+                raise UnprocessableInputError(f"input {k} has {count}, the model takes {self.max_length}{advice}")
         return encodings
 
     def _shortened(self, row: Row) -> Row:
-        """Returns the row, or prefixes of its texts that still have more than `max_length` tokens.
+        """Returns the row, or the parts of its texts that are kept, which still have more than `max_length` tokens.
 
-        It saves time. The first `max_length` tokens of a prefix that is long enough are equal to those of the text.
+        It saves time. Of a part that is long enough, the `max_length` tokens far from its cut are those of the text.
         """
         texts = self.texts(row)
-        prefixes = tuple(map(self._prefix, texts))
-        return row if prefixes == texts else self.row_of(prefixes)
+        parts = tuple(map(self._part, texts))
+        return row if parts == texts else self.row_of(parts)
 
-    def _prefix(self, text: str) -> str:
+    def _part(self, text: str) -> str:
         size = (self.max_length + MARGIN) * CHARACTERS_PER_TOKEN
         while size < len(text):
-            space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
-            prefix = text[: space if 2 * space > size else size]
-            if len(tokenize(self._tokenizer, prefix)[0].ids) > self.max_length + MARGIN:
-                return prefix
-            size *= 4  # the prefix has few tokens, because of long words or much white space
+            part = text[-size:] if self.side == "left" else text[:size]
+            spaced = part.replace("\n", " ")
+            whole_words = part[spaced.find(" ") :] if self.side == "left" else part[: max(spaced.rfind(" "), 0)]
+            if 2 * len(whole_words) > size:
+                part = whole_words
+            if len(tokenize(self._tokenizer, part)[0].ids) > self.max_length + MARGIN:
+                return part
+            size *= 4  # the part has few tokens, because of long words or much white space
         return text
 
 
@@ -230,13 +233,11 @@ class WordPieces:
         self._pieces: dict[str, list[int]] = {}
         special = {token.content[0] for token in tokenizer.get_added_tokens_decoder().values() if token.content}
         # Tokens that a user added match text in either case if the tokenizer lowers it.
-        self._may_be_special = re.compile(f"[{re.escape(''.join(sorted(special)))}]", re.I) if special else None
+        self._may_be_special = re.compile(f"[{re.escape(''.join(sorted(special)))}]" if special else "(?!)", re.I)
 
     def ids(self, text: str) -> list[int] | None:
         """Returns token ids with special tokens; None if the text is long, not ASCII, or may have special tokens."""
-        if len(text) > LONGEST_TEXT or _PLAIN.fullmatch(text) is None:
-            return None
-        if self._may_be_special is not None and self._may_be_special.search(text) is not None:
+        if len(text) > LONGEST_TEXT or not _PLAIN.fullmatch(text) or self._may_be_special.search(text):
             return None
         pieces, ids = self._pieces, self._first.copy()
         for word in _WORDS.findall(text.lower() if self._lowers else text):

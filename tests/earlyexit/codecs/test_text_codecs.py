@@ -128,19 +128,23 @@ def test_a_text_is_pruned_by_the_importance_of_its_tokens(folder: Path) -> None:
     assert codec.pruned("a b c", np.array([9.0, 1.0, 5.0, 3.0, 9.0], dtype=np.float16), 1.1) == "b"
     cut = text_codec(folder, max_length=4)
     assert cut.pruned("a b c d", np.array([9.0, 1.0, 5.0, 9.0]), 0.9) == "b c d", "what was cut is not known"
+    cutting(folder, "left")
+    long = "e " * 9_000
+    assert text_codec(folder).pruned(f"{long}a b c", np.array([9.0, 1.0, 5, 5, 1, 5, 3, 9]), 0.9) == f"{long[2:]}b"
     pair = pair_codec(folder).pruned(("a b", "c d"), np.array([50.0, 3.0, 10.0, 50.0, 1.0, 2.0, 50.0]), 0.4)
     assert pair == ("a b", "d"), "as one"
 
 
-def whole(folder: Path, text: str, max_length: int) -> list[int]:
-    """Returns the tokenizer's own ids of a text, truncated."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+def cutting(folder: Path, side: str) -> Tokenizer:
+    """Returns the folder's tokenizer, which keeps 8 tokens. The codec cuts texts at the same side from now on."""
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length)
-    ids: list[int] = tokenizer.encode(text).ids
-    return ids
+    tokenizer.enable_truncation(8, direction=side)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    return tokenizer
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -150,14 +154,12 @@ def whole(folder: Path, text: str, max_length: int) -> list[int]:
         pytest.param("a\nb\n" * 9000, id="lines"),
     ],
 )
-def test_the_prefix_of_a_very_long_text_has_the_first_tokens_of_the_text(folder: Path, text: str) -> None:
-    assert listed(text_codec(folder).encode([text], truncate=True)) == [(whole(folder, text, 8),)]
-
-
-def test_the_prefixes_of_a_very_long_pair_have_the_first_tokens_of_the_texts(folder: Path) -> None:
-    [ids] = listed(pair_codec(folder).encode([("a " * 50_000, "b")], truncate=True))
-    assert ids[0] == [1, 4, 4, 4, 4, 2, 5, 2][: len(ids[0])]
-    assert len(ids[0]) == 8
+def test_a_very_long_text_or_pair_has_the_tokens_that_the_tokenizer_keeps(folder: Path, text: str, side: str) -> None:
+    tokenizer = cutting(folder, side)
+    assert listed(text_codec(folder).encode([text], truncate=True)) == [(tokenizer.encode(text).ids,)]
+    for pair in ((text, "b c"), ("a b c d e f g h", text)):
+        both = tokenizer.encode(*pair)
+        assert listed(pair_codec(folder).encode([pair], truncate=True)) == [(both.ids, both.type_ids)]
 
 
 def test_tokenizing_takes_no_longer_for_a_text_that_is_a_hundred_times_too_long(folder: Path) -> None:

@@ -231,11 +231,15 @@ def test_a_served_checkpoint_answers_as_transformers_does(
     family: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = saved(tmp_path / "tuned", checkpoint, family)
-    (tmp_path / "tuned/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    options = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "truncation_side": "left"}
+    (tmp_path / "tuned/tokenizer_config.json").write_text(json.dumps(options))
     folder = model_folder_for(tmp_path / "tuned")
     ours = load_model(folder)
     assert ours.task.spec()["label_names"] == list(map(str, LABELS.values()))
-    one, other, *encoded = find_codec(ours.info.codec, folder).encode(["pay", "Pay", *texts(9)])
+    codec = find_codec(ours.info.codec, folder)
+    [cut, end] = codec.encode(["rain in town " + "pay my bill " * 9999, "pay my bill " * 11], truncate=True)
+    assert cut.tensors[0].tolist() == end.tensors[0].tolist()
+    one, other, *encoded = codec.encode(["pay", "Pay", *texts(9)])
     assert one.tensors[0].tolist() == other.tensors[0].tolist(), "not as tokenizer.json says"
     expected = theirs(**hf_inputs(encoded)).logits
     torch.testing.assert_close(exit_outputs(ours, encoded)[2], expected, atol=1e-5, rtol=1e-4)
