@@ -89,7 +89,7 @@ def answered(cluster: Cluster, seed: int, most_chains: int) -> dict[str, Any]:
     seconds, processor_s, share = (
         time.perf_counter() - begin_s,
         time.process_time() - begin_cpu_s,
-        division.share(fleet),
+        division.merit(fleet),
     )
     models = [
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from earlyexit.errors import InputError, PlanError
 from offramp.commands.options import FleetJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text
 from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, answer_document, serving_plan, stage_table
-from optimizer.cost.evaluate import evaluate
+from optimizer.cost.evaluate import best_value, evaluate
 from optimizer.cost.explain import no_plan_text
 from optimizer.plans.plan_file import read_plan, write_plan
-from optimizer.problems.fleet import read_fleet
-from optimizer.problems.problem_file import ProblemFile
+from optimizer.problems.fleet import Fleet, FleetModel, read_fleet
+from optimizer.problems.problem import MaximizeRate, MinimizeCost
 from optimizer.search.decision import NoPlan, Planned, gap_between
 from optimizer.search.fleet.solve import solve_fleet
 from optimizer.search.planner import solve
@@ -31,16 +32,17 @@ def run(job: FleetJob) -> None:
     _check_overwritten(paths.values())
     announce_compilation()
     division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
-    share = division.share(fleet)
-    if not share:
-        print(_why_none(files, division.bound, job.time_limit_s), file=sys.stderr)
+    value = abs(division.merit(fleet))
+    if value == best_value(fleet.problems[0], []):
+        print(_why_none(fleet, division.bound, job.time_limit_s), file=sys.stderr)
         raise typer.Exit(NO_PLAN)
-    gap = gap_between(share, division.bound)
+    gap, shares = gap_between(value, division.bound), list[float]()
     answers = {}
     for (name, file), stages in zip(files.items(), division.stages, strict=True):
         figures = evaluate(file.problem, stages)
-        bound = division.bound * fleet.models[name].rate_per_s
-        planned = Planned(strategy="best", stages=stages, figures=figures, bound=bound, gap=gap)
+        shares.append(figures.rate_per_s / fleet.models[name].rate_per_s)
+        part = figures.usd_per_hour / (value or 1.0) if fleet.is_cost else fleet.models[name].rate_per_s
+        planned = Planned(strategy="best", stages=stages, figures=figures, bound=division.bound * part, gap=gap)
         answers[name] = PlanAnswer(file=file, decision=planned, baselines={})
     plans = {path: serving_plan(answers[name], job.threshold) for name, path in paths.items()}
     if job.out is not None:
@@ -51,22 +53,30 @@ def run(job: FleetJob) -> None:
     for path, plan in plans.items():
         write_plan(plan, path)
     usd_per_hour = sum(each.planned.figures.usd_per_hour for each in answers.values())
-    figures_of_all = {"share": share, "bound": division.bound, "gap": gap, "usd_per_hour": usd_per_hour}
+    figures_of_all = {"share": min(shares), "bound": division.bound, "gap": gap, "usd_per_hour": usd_per_hour}
     models = {name: answer_document(each) for name, each in answers.items()}
     asked = {name: model.rate_per_s for name, model in fleet.models.items()}
     document = {**figures_of_all, "asked_per_s": asked, "models": models}
     print_result(document, lambda: list(_tables(document, answers)), as_json=job.as_json)
 
 
-def _why_none(files: Mapping[str, ProblemFile], bound: float, time_limit_s: float) -> str:
-    """Returns why no division that serves all models was found; `bound` is a bound on the share.
+def _why_none(fleet: Fleet, bound: float, time_limit_s: float) -> str:
+    """Returns why no division that serves all models was found; `bound` is a bound on the share or the cost.
 
     Raises PlanError if time is over before a reason is known.
     """
-    for name, file in files.items():
-        decision = solve(file.problem, time_limit_s=time_limit_s / len(files))
+    if fleet.is_cost:
+        fastest = [replace(problem, objective=MaximizeRate()) for problem in fleet.problems]
+        fleet = replace(fleet, models=dict(zip(fleet.models, map(FleetModel, fastest, fleet.rate_M), strict=True)))
+        highest = solve_fleet(fleet, time_limit_s=time_limit_s)
+        if share := highest.merit(fleet):
+            most = f"the devices can serve each model at {share:.4g} times its rate"
+            return f"no division was found that serves all models at their rates; {most}"
+        bound = highest.bound
+    for name, (problem, _) in fleet.models.items():
+        decision = solve(problem, time_limit_s=time_limit_s / len(fleet.models))
         if isinstance(decision, NoPlan):
-            return f"model {name!r}, even with all devices: {no_plan_text(file.problem, decision)}"
+            return f"model {name!r}, even with all devices: {no_plan_text(problem, decision)}"
     if bound > 0:
         return f"no division that serves all models was found, though there may be one with a share of {bound:.4g}"
     return "no plan: each model could be served alone, but the devices are too few for all of them"
@@ -95,7 +105,10 @@ def _tables(document: Mapping[str, Any], answers: Mapping[str, PlanAnswer]) -> I
         for name, each in answers.items()
     ]
     within = f"within {max(document['gap'], 1e-4):.2%} of the best" if document["gap"] else "no division is better"
-    caption = f"Each model can be served {document['share']:.4g} times its rate ({within})"
+    served = f"Each model can be served {document['share']:.4g} times its rate"
+    if isinstance(next(iter(answers.values())).file.problem.objective, MinimizeCost):
+        served = f"All models are served for {document['usd_per_hour']:.2f} USD/h"
+    caption = f"{served} ({within})"
     yield make_table(
         "model", "asked /s", "rate /s", "latency ms", "allowed ms", "USD/h", title="Fleet", rows=rows, caption=caption
     )

@@ -352,11 +352,12 @@ class PlanJob(SearchOptions):
 class FleetJob(JsonOption, Job):
     """Divide the accelerators of a cluster among several models, and plan each of them.
 
-    Each model gets the same multiple of its rate, which is maximized. The exit status is 3 if not all can be served.
+    Each model gets the same multiple of its rate, which is maximized, or its rate at the least cost. The exit status is
+    3 if not all can be served.
     """
 
     fleet: Path = Field(json_schema_extra={"argument": "FLEET"})
-    """Fleet file (YAML or JSON): `devices`, and `models` with a `problem` file and a `rate_per_s` each."""
+    """Fleet file (YAML or JSON): `devices`, `objective`, and `models` with a `problem` file and a `rate_per_s` each."""
     out: Path | None = None
     """Folder for a plan file of each model, for `offramp serve --plan`."""
     threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -13,8 +13,8 @@ from pydantic import Field
 from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import PlanError
 from optimizer.plans.plan_file import MOST_CHAINS
-from optimizer.problems.problem import MaximizeRate, PlanProblem, Rate, Supply, device_names
-from optimizer.problems.problem_file import ProblemFile, read_problem
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, PlanProblem, Rate, Supply, device_names
+from optimizer.problems.problem_file import ProblemFile, check_prices, read_problem
 from profiles.table import FloatArray
 
 
@@ -22,16 +22,18 @@ class FleetModel(NamedTuple):
     """A model of a fleet."""
 
     problem: PlanProblem
-    """Its devices are those of the whole fleet, and its objective is the highest rate of a single chain."""
+    """It has the devices of the whole fleet, and a single chain. All models maximize the rate, or all minimize the cost
+    of `rate_per_s`."""
     rate_per_s: float
     """Requests per second at a share of 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Models (M) that share the accelerators (C) of a cluster. Each gets the same multiple of its rate, the *share*.
+    """Models (M) that share the accelerators (C) of a cluster.
 
-    Latencies of all accelerator types must be known for all models.
+    Each gets the same multiple of its rate, the *share*, which is as high as possible; or each gets its rate, and the
+    cost of all is as low as possible. Latencies of all accelerator types must be known for all models.
     """
 
     models: Mapping[str, FleetModel]
@@ -65,6 +67,22 @@ class Fleet:
     def count_C(self) -> FloatArray:
         return np.array([float(self.problems[0].devices[name].count) for name in self.names])
 
+    @property
+    def is_cost(self) -> bool:
+        """Whether the cost is minimized."""
+        return self.problems[0].required_per_s is not None
+
+    @property
+    def usd_C(self) -> FloatArray:
+        """USD per hour of an accelerator if the cost is minimized, else 0."""
+        return np.array([self.problems[0].devices[name].usd_per_hour * self.is_cost for name in self.names])
+
+    def problem_on(self, model: int, counts: Sequence[int]) -> PlanProblem:
+        """Returns the problem of a model that has these numbers of the accelerators for itself."""
+        problem, by_name = self.problems[model], zip(self.names, counts, strict=True)
+        devices = {name: replace(problem.devices[name], count=count) for name, count in by_name}
+        return replace(problem, devices=devices, most_chains=self.most_chains)
+
 
 class FleetModelDocument(StrictDocument):
     """A model of a fleet."""
@@ -85,6 +103,8 @@ class FleetDocument(StrictDocument):
     devices: dict[str, Supply] = Field(min_length=1)
     most_chains: int = Field(MOST_CHAINS, ge=1, le=MOST_CHAINS)
     """Largest number of parallel chains of a model."""
+    objective: dict[str, str] | None = None
+    """`{minimize: cost}` or, as without it, `{maximize: share}`."""
     models: dict[Name, FleetModelDocument] = Field(min_length=1)
 
 
@@ -95,14 +115,19 @@ def read_fleet(path: Path) -> tuple[Fleet, Mapping[str, ProblemFile]]:
     """
     source = read_source(path, PlanError)
     document = source.parse(FleetDocument, called="the fleet")
-    if not any(supply.count for supply in document.devices.values()):
-        with source.errors_at(("devices",)):
-            raise PlanError("no device has a count above 0")
-    files = {}
+    is_cost, files = document.objective == {"minimize": "cost"}, {}
+    with source.errors_at():
+        if not any(supply.count for supply in document.devices.values()):
+            raise PlanError("no device has a count above 0", at=("devices",))
+        if not is_cost and document.objective not in (None, {"maximize": "share"}):
+            raise PlanError("the objective must be {maximize: share} or {minimize: cost}", at=("objective",))
+        if is_cost:
+            check_prices(source)
     for name, model in document.models.items():
+        objective = MinimizeCost(rate_per_s=model.rate_per_s) if is_cost else MaximizeRate()
         file = read_problem(path.parent / model.problem)
         with source.errors_at(("models", name)):
-            problem = replace(file.problem, devices=document.devices, objective=MaximizeRate(), most_chains=1)
+            problem = replace(file.problem, devices=document.devices, objective=objective, most_chains=1)
             files[name] = replace(file, problem=problem)
     models = {name: FleetModel(file.problem, document.models[name].rate_per_s) for name, file in files.items()}
     with source.errors_at(("models",)):

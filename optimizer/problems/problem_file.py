@@ -104,7 +104,8 @@ def _build(source: Source, folder: Path) -> tuple[ProblemFile, ...]:
     source = as_chain(source, folder)
     document = source.parse(ProblemDocument, called="the problem", folder=folder)
     with source.errors_at():
-        _check_prices(document, source)
+        if document.budget is not None or isinstance(document.objective, MinimizeCost):
+            check_prices(source)
         with within("survival"):
             survival = document.survival
             every: Sequence[list[float] | RecordsDocument] = (
@@ -113,12 +114,11 @@ def _build(source: Source, folder: Path) -> tuple[ProblemFile, ...]:
         return tuple(document.problem(each, folder) for each in every)
 
 
-def _check_prices(document: ProblemDocument, source: Source) -> None:
-    """Raises PlanError, at the device, if plans are made by cost and a device has no price."""
+def check_prices(source: Source) -> None:
+    """Raises PlanError, at the device, if a device of a problem or a fleet has no price."""
     supplies: Any = source.document["devices"] if isinstance(source.document, Mapping) else {}
     for device, supply in supplies.items():
-        by_cost = document.budget is not None or isinstance(document.objective, MinimizeCost)
-        if by_cost and "usd_per_hour" not in supply:
+        if "usd_per_hour" not in supply:
             raise PlanError(f"plans are made by cost, and {device} has no usd_per_hour", at=("devices", device))
 
 

@@ -29,6 +29,7 @@ from optimizer.search.chains import find_chains
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.highs import Program
 from optimizer.search.master import Chain, best_mixture, fastest_options
+from optimizer.search.relaxation import BROKEN_LIMIT_PRICE
 from optimizer.search.space import Space
 from optimizer.search.step import FloatArray, IntArray
 from optimizer.search.walks import Prices, WalkRelaxation
@@ -76,7 +77,7 @@ def chain_of(problem: PlanProblem, stages: tuple[Stage, ...]) -> Chain:
     figures, seen = evaluate(problem, stages), set[int]()
     fill, waits = 0.0, [0.0] * len(stages)
     for split in figures.splits:
-        inputs = split.wait_s * figures.rate_per_s
+        inputs = split.wait_s * figures.served_per_s
         if split.stage_index in seen:
             waits[split.stage_index] += inputs
         else:  # the ingress fills the batches of a stage's first split
@@ -93,7 +94,7 @@ def chain_of(problem: PlanProblem, stages: tuple[Stage, ...]) -> Chain:
 
 
 class Master:
-    """The master problem of a fleet, with all rates relative to the highest that a chain can have alone."""
+    """The master problem of a fleet, with all rates relative to the highest of a chain alone, or to its model's."""
 
     def __init__(self, fleet: Fleet, columns: Sequence[Column]) -> None:
         self.fleet, self.columns = fleet, columns
@@ -102,21 +103,28 @@ class Master:
             np.add.at(self.stages_CQ[:, q], list(column.chain.devices), 1.0)
             np.add.at(self.work_CQ[:, q], list(column.chain.devices), column.chain.seconds)
         self.own_MQ = np.arange(len(fleet.rate_M))[:, None] == np.array([column.model for column in columns])
-        self.unit_Q = 1 / (self.work_CQ / fleet.count_C[:, None]).max(axis=0)
+        alone_Q = 1 / (self.work_CQ / fleet.count_C[:, None]).max(axis=0)
+        self.unit_Q = fleet.rate_M @ self.own_MQ if fleet.is_cost else alone_Q
 
-    def solved(self, *, is_whole: bool = False) -> tuple[FloatArray, FloatArray]:
-        """Returns the rates of the chains in the best division, and the prices of the devices.
+    def solved(self, *, is_whole: bool = False) -> tuple[FloatArray, FloatArray, float]:
+        """Returns the rates of the chains in the best division, the prices of the devices, and the objective.
 
         With `is_whole`, each model uses at most `most_chains` chains, their batches fill in time, and devices are left
         for rounding. There are no prices then. Raises TimeoutError if no division was found in time.
+
+        The objective is minimized: minus the share, or the cost. What the share then lacks to 1 has a high price.
         """
+        usd_C, sign, price = self.fleet.usd_C, 1.0, -1.0
+        if self.fleet.is_cost:
+            sign, price = -1.0, BROKEN_LIMIT_PRICE * max(float(usd_C @ self.fleet.count_C), 1.0)
         served_MQ = self.own_MQ * self.unit_Q / self.fleet.rate_M[:, None]
         unit, each_QQ, program = served_MQ.max(), np.eye(len(self.columns)), Program()
-        rate_Q, share = program.variables(len(self.columns)), program.variables(1, cost=-1.0)
-        program.rows((-served_MQ / unit, rate_Q), (np.ones((len(served_MQ), 1)), share), upper=0.0)
+        rate_Q = program.variables(len(self.columns), cost=usd_C @ self.work_CQ * self.unit_Q)
+        share = program.variables(1, cost=price)
+        program.rows((-served_MQ / unit, rate_Q), (np.full((len(served_MQ), 1), sign), share), upper=min(sign, 0.0))
         used = [(self.work_CQ * self.unit_Q, rate_Q)]
         if is_whole:
-            used_Q = program.variables(len(self.columns), is_integer=True)
+            used_Q = program.variables(len(self.columns), cost=ROUNDED * usd_C @ self.stages_CQ, is_integer=True)
             least_Q = np.array([column.least_per_s for column in self.columns]) / self.unit_Q
             program.rows((each_QQ, used_Q), upper=1.0)
             program.rows((self.own_MQ.astype(float), used_Q), upper=float(self.fleet.most_chains))
@@ -128,7 +136,8 @@ class Master:
         assert solution is not None, "using no device keeps all limits"
         price_C = np.maximum(-solution.duals[count_C], 0.0) if len(solution.duals) else np.zeros(len(count_C))
         relative_Q = solution.values[: len(self.columns)]
-        return np.where(relative_Q > UNUSED, relative_Q, 0.0) * self.unit_Q, price_C
+        rate_Q = np.where(relative_Q > UNUSED, relative_Q, 0.0) * self.unit_Q
+        return rate_Q, usd_C + price_C, solution.objective * unit
 
     def share(self, rate_Q: FloatArray) -> float:
         """Returns the share of the models at these rates of the chains."""
@@ -160,7 +169,7 @@ class ColumnGeneration:
     prices: FleetPrices
     space: Space
     bound: float
-    """No division has a higher share, by the best of all prices so far."""
+    """No division has a higher share, or a lower cost, by the best of all prices so far."""
     _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
 
     def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
@@ -168,7 +177,7 @@ class ColumnGeneration:
         prices = [self.prices.price_C]
         # Chains of one device type leave less to round.
         prices += [np.where(each_C, 1.0, EXCLUDED) for each_C in np.eye(len(self.fleet.names), dtype=bool)]
-        share = 0.0
+        least = math.inf
         for _ in range(ROUNDS):
             for price_C in prices:
                 self._price(price_C)
@@ -176,10 +185,10 @@ class ColumnGeneration:
             if len({each.model for each in columns}) < len(self.fleet.problems):
                 return None
             master = Master(self.fleet, columns)
-            rate_Q, price_C = master.solved()
-            if master.share(rate_Q) <= share * (1 + GAIN) or self.space.is_over():
+            rate_Q, price_C, objective = master.solved()
+            if objective >= least - GAIN * abs(objective) or self.space.is_over():
                 break
-            share, prices = master.share(rate_Q), [price_C]
+            least, prices = objective, [price_C]
         return master, rate_Q, price_C
 
     def _price(self, price_C: FloatArray) -> None:
@@ -187,7 +196,7 @@ class ColumnGeneration:
 
         The cheapest chain that meets the SLO is approached by the price of latency, which is doubled or bisected. With
         each price of latency, the cheapest walk proves a least price of an input. What all devices cost at these prices
-        then bounds the share.
+        then bounds the share. If the prices contain the devices' cost, only what they add to it is such a limit.
         """
         rate_M, least_M = self.fleet.rate_M, np.zeros(len(self.fleet.problems))
         for model, (walks, problem) in enumerate(zip(self.prices.walks_M, self.fleet.problems, strict=True)):
@@ -205,8 +214,12 @@ class ColumnGeneration:
                     latency = math.sqrt(low * high) if low else high / 4
                 else:
                     latency = 2 * low or least / problem.slo.limit_s
-        if (needed := float(rate_M @ least_M)) > 0:  # the price of all inputs at a share of 1
-            self.bound = min(self.bound, float(price_C @ self.fleet.count_C) / needed)
+        needed = float(rate_M @ least_M)  # the price of all inputs at a share of 1
+        added = float(np.maximum(price_C - self.fleet.usd_C, 0.0) @ self.fleet.count_C)
+        if self.fleet.is_cost:
+            self.bound = max(self.bound, needed - added)
+        elif needed > 0:
+            self.bound = min(self.bound, added / needed)
 
     def _add(self, model: int, problem: PlanProblem, walks: WalkRelaxation) -> bool:
         """Adds the chain of the last walk; returns whether it can meet the SLO."""
@@ -227,10 +240,10 @@ def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Divis
             near = master.near(rate_Q, price_C)
             divisions.append(replace(divisions[0], stages=_rounded(near, near.solved(is_whole=True)[0])))
         devices_MC = master.devices(rate_Q)
-        if (np.prod(devices_MC + 1.0, axis=1) <= MAX_MIXED).all():
+        if not fleet.is_cost and (np.prod(devices_MC + 1.0, axis=1) <= MAX_MIXED).all():
             transfers = Transfers(master=with_searched_chains(master, space), space=space)
             divisions.append(replace(divisions[0], stages=transfers.best(devices_MC)))
-    return max(divisions, key=lambda each: each.share(fleet))
+    return max(divisions, key=lambda each: each.merit(fleet))
 
 
 def with_searched_chains(master: Master, space: Space) -> Master:
@@ -251,7 +264,7 @@ def _rounded(master: Master, rate_Q: FloatArray) -> tuple[tuple[Stage, ...], ...
     def replicas(factor: float) -> list[list[int]]:
         return [[max(1, math.ceil(factor * rate * each)) for each in column.chain.seconds] for column, rate in used]
 
-    low, high = 0.0, 2.0
+    low, high = (1.0, 1.0) if master.fleet.is_cost else (0.0, 2.0)
     while high - low > GAIN:
         used_C, middle = np.zeros(len(master.fleet.names)), (low + high) / 2
         for (column, _), counts in zip(used, replicas(middle), strict=True):
@@ -313,10 +326,7 @@ class Transfers:
         key = (model, *devices_C.tolist())
         if key not in self._mixed:
             fleet, columns = self.master.fleet, self.master.columns
-            whole = fleet.problems[model]
-            counts = dict(zip(fleet.names, devices_C.tolist(), strict=True))
-            devices = {name: replace(whole.devices[name], count=count) for name, count in counts.items()}
-            problem = replace(whole, devices=devices, most_chains=fleet.most_chains)
+            problem = fleet.problem_on(model, devices_C.tolist())
             index = {name: place for place, name in enumerate(device_names(problem))}
             chains = [
                 replace(each.chain, devices=tuple(index[stage.device] for stage in each.chain.stages))

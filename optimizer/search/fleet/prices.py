@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optimizer.cost.evaluate import evaluate, violations
+from optimizer.cost.evaluate import TOLERANCE, evaluate, violations
 from optimizer.plans.plan import Stage
 from optimizer.problems.fleet import Fleet
 from optimizer.search.relaxation import CuttingPlanes
@@ -24,21 +23,32 @@ class Division:
     """A plan for each model, on its part of the accelerators."""
 
     bound: float
-    """No division has a higher share."""
+    """No division has a higher share, or a lower cost."""
     stages: tuple[tuple[Stage, ...], ...]
     """The stages of each model's plan. Without any, the model is not served."""
 
-    def share(self, fleet: Fleet) -> float:
-        """Returns the least share of all models by the cost model, or 0 if a plan breaks a limit."""
-        shares, used = list[float](), Counter[str]()
+    def used_MC(self, fleet: Fleet) -> FloatArray:
+        """Returns the accelerators that each model uses."""
+        used_MC = np.zeros((len(self.stages), len(fleet.names)))
+        for model, stages in enumerate(self.stages):
+            for stage in stages:
+                used_MC[model, fleet.names.index(stage.device)] += stage.replicas
+        return used_MC
+
+    def merit(self, fleet: Fleet) -> float:
+        """Returns the least share of all models by the cost model, or minus the USD per hour; the best is the highest.
+
+        If a plan breaks a limit, the share is 0, and the cost is infinite.
+        """
+        shares, used_C, none = list[float](), self.used_MC(fleet).sum(axis=0), -math.inf if fleet.is_cost else 0.0
         for problem, stages, rate_per_s in zip(fleet.problems, self.stages, fleet.rate_M, strict=True):
             figures = evaluate(problem, stages) if stages else None
             if figures is None or violations(problem, stages, figures):
-                return 0.0
+                return none
             shares.append(figures.rate_per_s / rate_per_s)
-            for stage in stages:
-                used[stage.device] += stage.replicas
-        return float(min(shares)) if (np.array([used[name] for name in fleet.names]) <= fleet.count_C).all() else 0.0
+        if (used_C > fleet.count_C).any():
+            return none
+        return float(-used_C @ fleet.usd_C if fleet.is_cost else min(shares))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +56,7 @@ class FleetPrices:
     """The solved relaxation of a fleet."""
 
     bound: float
-    """No division has a higher share."""
+    """No division has a higher share, or a lower cost."""
     price_C: FloatArray
     """Price of a device second."""
     rate_MC: FloatArray
@@ -55,7 +65,7 @@ class FleetPrices:
 
 
 def priced(fleet: Fleet) -> FleetPrices:
-    """Returns a bound on the share, with the prices that prove it.
+    """Returns a bound on the share or the cost, with the prices that prove it.
 
     It relaxes one plan for the inputs of all models, in proportion to their rates, as `optimizer.search.walks` relaxes
     plans of one model. Latencies relative to their limits are averaged over models.
@@ -76,9 +86,13 @@ def priced(fleet: Fleet) -> FleetPrices:
         latency_s = float(limit_M[0] * np.mean([walk.latency_s for walk in walks] / limit_M))
         return float(rate_M @ least_M), Walk(work_C, hop_C, latency_s, 0.0)
 
-    planes = CuttingPlanes(problem=problems[0], space=SPACES["best"], names=fleet.names, oracle=oracle)
+    unit = problems[0].with_rate(1.0)  # the inputs of all models at a share of 1 are the input of one problem
+    planes = CuttingPlanes(problem=unit, space=SPACES["best"], names=fleet.names, oracle=oracle)
     bounded = planes.highest_rate()
     least_M, waiting_M, _ = cheapest_M(bounded.prices)
     price_C = bounded.prices.work_C + bounded.prices.hop_C
     rate_MC = price_C / np.maximum(least_M - waiting_M, 1e-100)[:, None]
+    if fleet.is_cost:
+        bounded = planes.tightened(bounded) if bounded.value >= 1 - TOLERANCE else replace(bounded, value=math.inf)
+        price_C = np.maximum(bounded.prices.work_C + bounded.prices.hop_C, fleet.usd_C)
     return FleetPrices(bound=bounded.value, price_C=price_C, rate_MC=rate_MC, walks_M=walks_M)

@@ -15,9 +15,10 @@ from itertools import accumulate, product, repeat
 import numpy as np
 
 from earlyexit.errors import PlanError
+from optimizer.cost.evaluate import TOLERANCE
 from optimizer.plans.plan import Stage
 from optimizer.problems.fleet import Fleet
-from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem import MaximizeRate, PlanProblem
 from optimizer.search.decision import Planned
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.planner import solve
@@ -63,7 +64,7 @@ class ChainRates:
         devices = {name: replace(self._problem.devices[name], count=count) for name, count in counts if count}
         self.planned.add(place)
         try:
-            answer = solve(replace(self._problem, devices=devices))
+            answer = solve(replace(self._problem, devices=devices, objective=MaximizeRate()))
         except PlanError:
             return
         within_A = self._sets.within_AA[place]
@@ -74,15 +75,23 @@ class ChainRates:
 
 
 def best_division(
-    sets: Sets, rates: Sequence[FloatArray], rate_M: FloatArray, most_chains: int
+    sets: Sets, rates: Sequence[FloatArray], fleet: Fleet, least_usd: float
 ) -> tuple[float, list[tuple[int, int]]]:
-    """Returns the best share, and the model and devices of each chain, for the rates `rates[model]` of one chain."""
-    several = [
-        list(accumulate(repeat(own_A, most_chains), lambda rest, own: sets.best(own, rest, np.add))) for own_A in rates
-    ]
-    own = [each[-1] / rate for each, rate in zip(several, rate_M, strict=True)]
+    """Returns the best share, and the model and devices of each chain, for the rates `rates[model]` of one chain.
+
+    If the cost is minimized, returns that of the cheapest set with a share of 1, at least `least_usd`.
+    """
+    most = fleet.most_chains
+    several = [list(accumulate(repeat(own_A, most), lambda rest, own: sets.best(own, rest, np.add))) for own_A in rates]
+    own = [each[-1] / rate for each, rate in zip(several, fleet.rate_M, strict=True)]
     shares = list(accumulate(own, lambda rest, own: sets.best(own, rest, np.minimum)))
     chains, left = list[tuple[int, int]](), len(sets.devices_AC) - 1
+    value = float(shares[-1][-1])
+    if fleet.is_cost:
+        usd_A = sets.devices_AC @ fleet.usd_C
+        usd_A[(shares[-1] < 1 - TOLERANCE) | (usd_A < least_usd * (1 - TOLERANCE))] = np.inf
+        left = int(np.argmin(usd_A))
+        value = float(usd_A[left])
     for model in reversed(range(len(own))):
         part = left
         if model > 0:
@@ -91,7 +100,7 @@ def best_division(
             one, part = sets.divided(part, rates[model], fewer_A, np.add)
             chains.append((model, one))
         chains.append((model, part))
-    return float(shares[-1][-1]), [(model, place) for model, place in chains if rates[model][place] > 0]
+    return value, [(model, place) for model, place in chains if rates[model][place] > 0]
 
 
 def divided_by_sets(fleet: Fleet, prices: FleetPrices, space: Space, gap: float) -> Division:
@@ -102,10 +111,10 @@ def divided_by_sets(fleet: Fleet, prices: FleetPrices, space: Space, gap: float)
         for problem, rate_C in zip(fleet.problems, prices.rate_MC, strict=True)
     ]
     while True:
-        low, used = best_division(sets, [each.low_A for each in rates_M], fleet.rate_M, fleet.most_chains)
-        bound, needed = best_division(sets, [each.high_A for each in rates_M], fleet.rate_M, fleet.most_chains)
+        value, used = best_division(sets, [each.low_A for each in rates_M], fleet, prices.bound)
+        bound, needed = best_division(sets, [each.high_A for each in rates_M], fleet, prices.bound)
         unknown = {(model, place) for model, place in needed if place not in rates_M[model].planned}
-        if not unknown or bound <= low * (1 + gap) or space.is_over():
+        if not unknown or max(value, bound) <= min(value, bound) * (1 + gap) or space.is_over():
             break
         for model, place in sorted(unknown):
             rates_M[model].plan(place)

@@ -227,6 +227,12 @@ def test_two_models_share_a_cluster(tmp_path: Path, capsys: Captured) -> None:
     assert f"--out would overwrite {unplanned}, which is not a plan" in capsys.readouterr().err
     assert run("fleet", path) == 0
     assert "Each model can be served" in " ".join(capsys.readouterr().out.split())
+    cheap = fleet | {"objective": {"minimize": "cost"}}
+    found = printed(capsys, "fleet", written(path, json.dumps(cheap)))
+    assert (found["bound"], found["gap"], found["usd_per_hour"]) == (6, 0, 6)
+    cheap["models"] = {"a": model, "b": model | {"rate_per_s": 9000}}
+    assert run("fleet", written(path, json.dumps(cheap))) == 3
+    assert "the devices can serve each model at" in capsys.readouterr().err
     written(path, json.dumps(fleet | {"devices": {"V100": {"count": 1}}}))
     assert run("fleet", path) == 3
     assert "the devices are too few for all of them" in capsys.readouterr().err
