@@ -18,7 +18,7 @@ from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.plans.plan import Stage
 from optimizer.problems.fleet import Fleet
-from optimizer.problems.problem import MaximizeRate, PlanProblem
+from optimizer.problems.problem import MaximizeRate
 from optimizer.search.decision import Planned
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.planner import solve
@@ -52,19 +52,18 @@ class Sets:
 class ChainRates:
     """The rates of one chain of a model on each set of devices: upper bounds, and rates of planned sets."""
 
-    def __init__(self, problem: PlanProblem, names: Sequence[str], sets: Sets, high_A: FloatArray) -> None:
-        self._problem, self._names, self._sets = problem, names, sets
+    def __init__(self, fleet: Fleet, model: int, sets: Sets, high_A: FloatArray) -> None:
+        self._fleet, self._model, self._sets = fleet, model, sets
         self.high_A, self.low_A = high_A, np.zeros_like(high_A)
         self.chain_A: list[tuple[Stage, ...]] = [() for _ in high_A]
         self.planned: set[int] = set()
 
     def plan(self, place: int) -> None:
         """Plans the best chain on a set of devices. If the planner finds none, and none was ruled out, bounds stay."""
-        counts = zip(self._names, self._sets.devices_AC[place].tolist(), strict=True)
-        devices = {name: replace(self._problem.devices[name], count=count) for name, count in counts if count}
+        problem = self._fleet.problem_on(self._model, self._sets.devices_AC[place].tolist())
         self.planned.add(place)
         try:
-            answer = solve(replace(self._problem, devices=devices, objective=MaximizeRate()))
+            answer = solve(replace(problem, objective=MaximizeRate(), most_chains=1))
         except PlanError:
             return
         within_A = self._sets.within_AA[place]
@@ -106,10 +105,7 @@ def best_division(
 def divided_by_sets(fleet: Fleet, prices: FleetPrices, space: Space, gap: float) -> Division:
     """Returns the best division that was found, with its bound. Ends when they differ by at most `gap`."""
     sets = Sets(fleet.count_C)
-    rates_M = [
-        ChainRates(problem, fleet.names, sets, sets.devices_AC @ rate_C)
-        for problem, rate_C in zip(fleet.problems, prices.rate_MC, strict=True)
-    ]
+    rates_M = [ChainRates(fleet, model, sets, sets.devices_AC @ rate_C) for model, rate_C in enumerate(prices.rate_MC)]
     while True:
         value, used = best_division(sets, [each.low_A for each in rates_M], fleet, prices.bound)
         bound, needed = best_division(sets, [each.high_A for each in rates_M], fleet, prices.bound)

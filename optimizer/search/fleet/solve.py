@@ -50,14 +50,12 @@ def solve_fleet(fleet: Fleet, *, time_limit_s: float, now_s: Callable[[], float]
     pairs = zip(fleet.problems, best.stages, strict=True)
     stages = tuple(own if problem.lengths is None else with_budgets(problem, own) for problem, own in pairs)
     best = Division(bound=bound, stages=stages)
-    is_open = fleet.is_cost and gap_between(abs(best.merit(fleet)), bound) > GAP
-    return _cheapened(fleet, best, space) if is_open else best
+    return _cheapened(fleet, best, space) if fleet.is_cost else best
 
 
 def _cheapened(fleet: Fleet, division: Division, space: Space) -> Division:
     """Returns the division after planning each model on the devices that the others leave, while that is cheaper."""
-    while not space.is_over():
-        before = division.merit(fleet)
+    while not space.is_over() and gap_between(abs(before := division.merit(fleet)), division.bound) > GAP:
         for model in range(len(fleet.problems)):
             used_MC, stages_M = division.used_MC(fleet), list(division.stages)
             left_C = np.maximum(fleet.count_C - used_MC.sum(axis=0) + used_MC[model], 0).astype(int)
