@@ -136,39 +136,30 @@ def test_weights_and_pruning_are_of_the_networks_ends(tmp_path: Path) -> None:
     assert "prune" not in plan_document(planned(spans((5, 9))))
 
 
-FIRST, SECOND = "split-T4-0", "split-T4-1"
+FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
 def two_stages() -> Plan:
-    return Plan(
-        stages=(
-            Stage(device="T4", replicas=3, splits=(Split(first=0, end=1, batch=4),)),
-            Stage(device="T4", replicas=1, splits=(Split(first=1, end=2, batch=4),)),
-        ),
-        epoch=7,
-    )
+    return Plan(stages=(stage(split(0, 1), replicas=3), stage(split(1, 2))), epoch=7)
 
 
 def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
     assert deployment_name("emulated:V100") == "split-emulated-V100"
     devices = ("cpu", "V100", "cpu")
-    stages = tuple(
-        Stage(device=device, replicas=1, splits=(Split(first=index, end=index + 1, batch=1),))
-        for index, device in enumerate(devices)
-    )
+    stages = tuple(replace(stage(split(at, at + 1)), device=device) for at, device in enumerate(devices))
     found = PlacedPlan(plan=Plan(stages=stages)).stage_of
     assert found == dict(zip(("split-cpu-0", "split-V100-0", "split-cpu-1"), stages, strict=True))
 
 
 def test_avoided_replicas_host_a_stage_only_if_there_are_too_few_others() -> None:
-    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4", "b": "T4", "c": "V100"})
-    assert placed.needed("T4") == {FIRST: 3, SECOND: 1}
-    assert placed.occupied == {"T4": 6, "V100": 1}
-    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4", "b": "T4"})
-    assert placed.roles({"T4": ["a", "b", "c", "d"]}) == {"T4": {"c": FIRST, "d": SECOND}}
-    assert placed.roles({"T4": ["a", "b", "c"]}) == {"T4": {"a": FIRST, "b": FIRST, "c": SECOND}}
+    placed = PlacedPlan(plan=two_stages(), avoided={"a": "cpu", "b": "cpu", "c": "V100"})
+    assert placed.needed("cpu") == {FIRST: 3, SECOND: 1}
+    assert placed.occupied == {"cpu": 6, "V100": 1}
+    placed = PlacedPlan(plan=two_stages(), avoided={"a": "cpu", "b": "cpu"})
+    assert placed.roles({"cpu": ["a", "b", "c", "d"]}) == {"cpu": {"c": FIRST, "d": SECOND}}
+    assert placed.roles({"cpu": ["a", "b", "c"]}) == {"cpu": {"a": FIRST, "b": FIRST, "c": SECOND}}
     assert placed.roles({"V100": ["e"]}) == {"V100": {}}
-    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4"}, hosted={"b": SECOND})
+    placed = PlacedPlan(plan=two_stages(), avoided={"a": "cpu"}, hosted={"b": SECOND})
     read = parse_placed(json.loads(json.dumps(placed_document(placed))))
     assert read == placed
     assert read.epoch == 7
