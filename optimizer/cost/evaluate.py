@@ -181,11 +181,12 @@ def _evaluate_parallel(
     """Evaluates parallel chains: rates and prices are summed, and means are weighted by the chains' shares."""
     if problem.generation is not None:
         raise PlanError("the cost model has no figures of generation with several chains; use a plan of one chain")
-    alone, are_given = [evaluate(problem, chain, reach) for chain in chains], bool(shares)
+    alone = [evaluate(problem, chain, reach) for chain in chains]
     shares = shares or _default_shares(problem, alone)
     rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
     served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
-    if are_given or problem.required_per_s is not None:  # otherwise each chain serves its own highest rate
+    # Batches fill more slowly in a chain that serves less than it could.
+    if problem.required_per_s is not None or rate_per_s < sum(each.rate_per_s for each in alone) * (1 - TOLERANCE):
         alone = [
             evaluate(replace(problem, objective=MinimizeCost(rate_per_s=share * served_per_s)), chain, reach)
             for chain, share in zip(chains, shares, strict=True)
