@@ -372,7 +372,7 @@ class SimulatedIngress(Driver):
             if self._tokens is None:
                 inputs = [PendingInput(number, now_s, deadline_s) for number in numbers]
             else:
-                network, of = core.chains.active[0].network, self._tokens.of
+                network, of = min([chain.network for chain in core.chains.active]), self._tokens.of
                 inputs = [PendingInput(number, now_s, deadline_s, of(number, network)) for number in numbers]
             core.submit(inputs, now_s)
         except OfframpError as refusal:
