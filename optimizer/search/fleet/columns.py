@@ -5,33 +5,32 @@ prices, the cheapest walk of each model (`optimizer.search.walks`) is a further 
 
 - An integer program chooses a few chains of each model, with half a device per stage for rounding. It is good if each
   stage has many replicas.
-- The devices that each model uses in the master problem are rounded to whole ones. On these, a dynamic program mixes
-  the model's chains (`optimizer.search.master`), also those of the planner's search. Devices then move to the model
-  with the least share, a few at a time, as long as this raises the least share. It is good if there are few devices.
+- A dynamic program (`optimizer.search.fleet.mixtures`) finds the best mixtures of these chains and of those that the
+  planner's search finds. It is exact if there are few devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.cost.evaluate import evaluate
+from optimizer.cost.evaluate import evaluate, worst_value
 from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.fleet import Fleet
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.chains import find_chains
+from optimizer.search.fleet.mixtures import LeastPrices, best_mixtures
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.highs import Program
-from optimizer.search.master import Chain, best_mixture, fastest_options
+from optimizer.search.master import Chain
 from optimizer.search.relaxation import BROKEN_LIMIT_PRICE
 from optimizer.search.space import Space
-from optimizer.search.step import FloatArray, IntArray
+from optimizer.search.step import FloatArray
 from optimizer.search.walks import Prices, WalkRelaxation
 
 ROUNDS, GAIN = 8, 1e-4
@@ -42,14 +41,10 @@ NEAR = 15
 """Chains of a model among which the integer program chooses, beside those that the master problem uses."""
 ROUNDED = 0.5
 """Part of a device by which the replicas of a stage are rounded up on average."""
-MOVED = (1, 2, 4)
-"""Numbers of devices that move from one model to another at once."""
 EXCLUDED = 1e6
 """Price of devices on which no chain is sought, relative to the others."""
 SEARCHED = 200
 """Chains of a model from the planner's search."""
-MAX_MIXED = 5_000_000
-"""Sets of a model's devices. With more, their mixtures are too coarse to be better than rounded rates."""
 UNUSED = 1e-6
 """Largest relative rate of a chain that counts as unused: the solver has a tolerance."""
 PROGRAM_S = 2.0
@@ -143,15 +138,6 @@ class Master:
         """Returns the share of the models at these rates of the chains."""
         return float((self.own_MQ @ rate_Q / self.fleet.rate_M).min())
 
-    def devices(self, rate_Q: FloatArray) -> IntArray:
-        """Returns all devices, divided among the models (M x C) about as they use them at these rates."""
-        use_MC = (self.own_MQ * rate_Q) @ self.work_CQ.T
-        devices_MC: IntArray = np.floor(use_MC).astype(np.int64)
-        for device, count in enumerate(self.fleet.count_C.astype(int).tolist()):
-            for _ in range(count - int(devices_MC[:, device].sum())):
-                devices_MC[np.argmax(use_MC[:, device] - devices_MC[:, device]), device] += 1
-        return devices_MC
-
     def near(self, rate_Q: FloatArray, price_C: FloatArray) -> Master:
         """Returns the master problem of the chains in use, and of the cheapest chains of each model."""
         price_Q = price_C @ self.work_CQ
@@ -168,8 +154,8 @@ class ColumnGeneration:
     fleet: Fleet
     prices: FleetPrices
     space: Space
-    bound: float
-    """No division has a higher share, or a lower cost, by the best of all prices so far."""
+    proofs: list[LeastPrices] = field(default_factory=list)
+    """A bound, for each time that chains were priced."""
     _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
 
     def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
@@ -214,12 +200,10 @@ class ColumnGeneration:
                     latency = math.sqrt(low * high) if low else high / 4
                 else:
                     latency = 2 * low or least / problem.slo.limit_s
-        needed = float(rate_M @ least_M)  # the price of all inputs at a share of 1
-        added = float(np.maximum(price_C - self.fleet.usd_C, 0.0) @ self.fleet.count_C)
-        if self.fleet.is_cost:
-            self.bound = max(self.bound, needed - added)
-        elif needed > 0:
-            self.bound = min(self.bound, added / needed)
+        needed_M, surcharge_C = rate_M * least_M, np.maximum(price_C - self.fleet.usd_C, 0.0)
+        surcharge, needed = float(surcharge_C @ self.fleet.count_C), float(needed_M.sum())
+        bound = needed - surcharge if self.fleet.is_cost else surcharge / max(needed, 1e-300)
+        self.proofs.append(LeastPrices(bound=bound, price_C=price_C, surcharge=surcharge, needed_M=needed_M))
 
     def _add(self, model: int, problem: PlanProblem, walks: WalkRelaxation) -> bool:
         """Adds the chain of the last walk; returns whether it can meet the SLO."""
@@ -231,30 +215,31 @@ class ColumnGeneration:
 
 def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Division:
     """Returns the best division that was found, with the bound of the relaxation."""
-    generation = ColumnGeneration(fleet=fleet, prices=prices, space=space, bound=prices.bound)
+    generation = ColumnGeneration(fleet=fleet, prices=prices, space=space)
     solved = generation.master()
-    divisions = [Division(bound=generation.bound, stages=tuple(() for _ in fleet.problems))]
+    proof = (max if fleet.is_cost else min)(generation.proofs, key=lambda each: each.bound)
+    bound = worst_value(fleet.problems[0], [prices.bound, proof.bound])
+    divisions = [Division(bound=bound, stages=tuple(() for _ in fleet.problems))]
     if solved is not None:
         master, rate_Q, price_C = solved
         with suppress(TimeoutError):
             near = master.near(rate_Q, price_C)
             divisions.append(replace(divisions[0], stages=_rounded(near, near.solved(is_whole=True)[0])))
-        devices_MC = master.devices(rate_Q)
-        if not fleet.is_cost and (np.prod(devices_MC + 1.0, axis=1) <= MAX_MIXED).all():
-            transfers = Transfers(master=with_searched_chains(master, space), space=space)
-            divisions.append(replace(divisions[0], stages=transfers.best(devices_MC)))
+        known = divisions[-1].merit(fleet)
+        stages = best_mixtures(fleet, with_searched_chains(master, space), proof, space, known)
+        divisions += [] if stages is None else [replace(divisions[0], stages=stages)]
     return max(divisions, key=lambda each: each.merit(fleet))
 
 
-def with_searched_chains(master: Master, space: Space) -> Master:
-    """Returns the master problem with the chains that the planner would mix if a model had the cluster for itself."""
-    columns = list(master.columns)
-    for model, problem in enumerate(master.fleet.problems):
-        if space.is_over():
-            break
-        alone = replace(problem, most_chains=master.fleet.most_chains)
-        columns += [Column.of(model, problem, chain) for chain in find_chains(alone, space, SEARCHED)]
-    return Master(master.fleet, [each for each in columns if math.isfinite(each.least_per_s)])
+def with_searched_chains(master: Master, space: Space) -> list[list[Chain]]:
+    """Returns the chains of each model, and those that the planner would mix if it had the cluster for itself."""
+    chains_M: list[list[Chain]] = [[] for _ in master.fleet.problems]
+    for column in master.columns:
+        chains_M[column.model].append(column.chain)
+    for chains, problem in zip(chains_M, master.fleet.problems, strict=True):
+        if not space.is_over():
+            chains += find_chains(replace(problem, most_chains=master.fleet.most_chains), space, SEARCHED)
+    return chains_M
 
 
 def _rounded(master: Master, rate_Q: FloatArray) -> tuple[tuple[Stage, ...], ...]:
@@ -274,69 +259,3 @@ def _rounded(master: Master, rate_Q: FloatArray) -> tuple[tuple[Stage, ...], ...
     for (column, _), counts in zip(used, replicas(low), strict=True):
         stages[column.model] += with_replicas(column.chain.stages, counts)
     return tuple(map(tuple, stages))
-
-
-@dataclass(slots=True, kw_only=True)
-class Transfers:
-    """A local search: devices move between models while this raises the least share."""
-
-    master: Master
-    space: Space
-    _mixed: dict[tuple[int, ...], tuple[float, tuple[Stage, ...]]] = field(default_factory=dict)
-    """The share and the stages of a model on its devices."""
-
-    def best(self, devices_MC: IntArray) -> tuple[tuple[Stage, ...], ...]:
-        """Returns each model's stages in the best division that the search reaches from this one."""
-        models = range(len(devices_MC))
-        while not self.space.is_over():
-            shares = [self._mixture(model, devices_MC[model])[0] for model in models]
-            poor = shares.index(min(shares))
-            better = (self._best_of(kind, devices_MC, poor, shares[poor]) for kind in self._transfers(devices_MC, poor))
-            found = next((each for each in better if each is not None), None)
-            if found is None:
-                break
-            devices_MC = found
-        return tuple(self._mixture(model, devices_MC[model])[1] for model in models)
-
-    def _transfers(self, devices_MC: IntArray, poor: int) -> Iterator[Iterator[tuple[int, IntArray]]]:
-        """Yields transfers from another model to the poor one: first of devices of a type, then of one for another."""
-        each_CC = np.eye(devices_MC.shape[1], dtype=np.int64)
-        others = [model for model in range(len(devices_MC)) if model != poor]
-        yield ((other, count * one_C) for other in others for count in MOVED for one_C in each_CC)
-        yield ((other, one_C - back_C) for other in others for one_C, back_C in permutations(each_CC, 2))
-
-    def _best_of(
-        self, transfers: Iterator[tuple[int, IntArray]], devices_MC: IntArray, poor: int, share: float
-    ) -> IntArray | None:
-        """Returns the devices after the transfer with the highest least share, or None if none raises it."""
-        best, least = None, share * (1 + GAIN)
-        for other, moved_C in transfers:
-            after_MC = devices_MC.copy()
-            after_MC[other] -= moved_C
-            after_MC[poor] += moved_C
-            if (after_MC < 0).any() or self.space.is_over() or self._mixture(other, after_MC[other])[0] <= least:
-                continue
-            after = min(self._mixture(model, after_MC[model])[0] for model in (other, poor))
-            if after > least:
-                best, least = after_MC, after
-        return best
-
-    def _mixture(self, model: int, devices_C: IntArray) -> tuple[float, tuple[Stage, ...]]:
-        """Returns a model's share and stages in the best mixture of its chains on these devices."""
-        key = (model, *devices_C.tolist())
-        if key not in self._mixed:
-            fleet, columns = self.master.fleet, self.master.columns
-            problem = fleet.problem_on(model, devices_C.tolist())
-            index = {name: place for place, name in enumerate(device_names(problem))}
-            chains = [
-                replace(each.chain, devices=tuple(index[stage.device] for stage in each.chain.stages))
-                for each in columns
-                if each.model == model and all(stage.device in index for stage in each.chain.stages)
-            ]
-            self._mixed[key] = (0.0, ())
-            if chains:
-                mixture = best_mixture(chains, fastest_options(chains, problem), problem)
-                parts = list(zip(mixture.chains, mixture.replicas, strict=True))
-                rate_per_s = sum(float((np.array(n) / np.array(chain.seconds)).min()) for chain, n in parts)
-                self._mixed[key] = (rate_per_s / float(fleet.rate_M[model]), mixture.stages)
-        return self._mixed[key]
