@@ -81,7 +81,7 @@ class Options(NamedTuple):
 
 def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem) -> Mixture:
     """Returns the mixture of the highest rate, or of the least cost at the required rate."""
-    (_, unit_C, size_C), required = units_of(problem), problem.required_per_s
+    (_, unit_C, size_C), required = _units(problem), problem.required_per_s
     use_UC = all_uses(size_C)
     rate_U, chosen_KU = np.zeros(len(use_UC)), list[IntArray]()
     for before in range(problem.most_chains):
@@ -98,7 +98,7 @@ def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem
         parts = _parts(int(best), chosen_KU, options)
         if required is None or options.least_O[parts].sum() <= required:
             used = [chains[index] for index in options.chain_O[parts]]
-            counts = [_replicas(options.rate_O[part], chain) for part, chain in zip(parts, used, strict=True)]
+            counts = [replicas_of(options.rate_O[part], chain) for part, chain in zip(parts, used, strict=True)]
             replicas = tuple(tuple(each.astype(int).tolist()) for each in counts)
             return Mixture(chains=tuple(used), replicas=replicas, bound=bound)
     return Mixture(chains=(), replicas=(), bound=bound)
@@ -118,7 +118,7 @@ def without_idle_devices(problem: PlanProblem, chains: Sequence[Chain]) -> PlanP
     return replace(problem, devices=devices)
 
 
-def units_of(problem: PlanProblem, most: int = MAX_USES) -> tuple[IntArray, IntArray, tuple[int, ...]]:
+def _units(problem: PlanProblem, most: int = MAX_USES) -> tuple[IntArray, IntArray, tuple[int, ...]]:
     """Returns the devices of each type, those in a unit, and the numbers of units in use: at most `most` together."""
     count_C = np.array([problem.devices[name].count for name in device_names(problem)], dtype=np.int64)
     unit_C = -(-count_C // MAX_COUNTS)
@@ -134,23 +134,16 @@ def all_uses(size_C: tuple[int, ...]) -> IntArray:
 
 def fastest_options(chains: Sequence[Chain], problem: PlanProblem, most_uses: int = MAX_USES) -> Options:
     """Returns the options that no other option beats, with at most `most_uses` different uses of the devices."""
-    (count_C, unit_C, size_C), required = units_of(problem, most_uses), problem.required_per_s
-    stride_C, device_CC = np.append(np.cumprod(size_C[:0:-1])[::-1], 1), np.eye(len(size_C))
-    counts = [np.arange(step, most + 1, step) for step, most in zip(-(-count_C // MAX_COUNTS), count_C, strict=True)]
+    _, unit_C, size_C = _units(problem, most_uses)
+    stride_C = np.append(np.cumprod(size_C[:0:-1])[::-1], 1)
     rates, leasts, uses = [np.empty(0)], [np.empty(0)], [np.empty(0)]
     for chain in chains:
-        rate_R = np.concatenate([counts[c] / s for c, s in zip(chain.devices, chain.seconds, strict=True) if s > 0])
-        replicas_RS = _replicas(rate_R[:, None], chain)
-        use_RC = np.ceil(replicas_RS @ device_CC[list(chain.devices)] / unit_C)
-        # `optimizer.cost.evaluate` has the full tolerance, because it rounds differently. The room is above 0, so that
-        # without any only chains that never wait are possible.
-        room_s = max(problem.slo.limit_s * (1 + TOLERANCE / 2) - chain.latency_s, 1e-300)
-        least_R = (chain.fill + replicas_RS @ np.array(chain.waits)) / room_s
-        highest_R = rate_R if required is None else np.minimum(rate_R, required)
-        is_possible_R = (use_RC < size_C).all(axis=1) & (least_R <= highest_R)
-        rates.append(rate_R[is_possible_R])
-        leasts.append(least_R[is_possible_R])
-        uses.append((use_RC @ stride_C)[is_possible_R])
+        rate_R, least_R, use_RC = options_of(chain, problem)
+        unit_RC = np.ceil(use_RC / unit_C)
+        fits_R = (unit_RC < size_C).all(axis=1)
+        rates.append(rate_R[fits_R])
+        leasts.append(least_R[fits_R])
+        uses.append((unit_RC @ stride_C)[fits_R])
     rate_O, least_O, use_O = np.concatenate(rates), np.concatenate(leasts), np.concatenate(uses).astype(np.int64)
     chain_O = np.repeat(np.arange(len(chains)), [len(each) for each in rates[1:]])
     order_O = np.argsort(rate_O, kind="stable")
@@ -162,7 +155,23 @@ def fastest_options(chains: Sequence[Chain], problem: PlanProblem, most_uses: in
     return Options(use_O[kept_O], rate_O[kept_O], least_O[kept_O], chain_O[kept_O])
 
 
-def _replicas(rate: FloatArray, chain: Chain) -> FloatArray:
+def options_of(chain: Chain, problem: PlanProblem) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Returns the rates at which a chain needs another replica (R), as in `Options`, and the devices (R x C) then."""
+    count_C = np.array([problem.devices[name].count for name in device_names(problem)], dtype=np.int64)
+    counts = [np.arange(step, most + 1, step) for step, most in zip(-(-count_C // MAX_COUNTS), count_C, strict=True)]
+    rate_R = np.concatenate([counts[c] / s for c, s in zip(chain.devices, chain.seconds, strict=True) if s > 0])
+    replicas_RS = replicas_of(rate_R[:, None], chain)
+    use_RC = replicas_RS @ np.eye(len(count_C))[list(chain.devices)]
+    # `optimizer.cost.evaluate` has the full tolerance, because it rounds differently. The room is above 0, so that
+    # without any only chains that never wait are possible.
+    room_s = max(problem.slo.limit_s * (1 + TOLERANCE / 2) - chain.latency_s, 1e-300)
+    least_R = (chain.fill + replicas_RS @ np.array(chain.waits)) / room_s
+    highest_R = np.minimum(rate_R, problem.required_per_s or math.inf)
+    is_possible_R = (use_RC <= count_C).all(axis=1) & (least_R <= highest_R)
+    return rate_R[is_possible_R], least_R[is_possible_R], use_RC[is_possible_R]
+
+
+def replicas_of(rate: FloatArray, chain: Chain) -> FloatArray:
     """Returns the replicas of each stage that a rate needs."""
     return np.asarray(np.maximum(np.ceil(rate * np.array(chain.seconds) * (1 - TOLERANCE)), 1.0))
 

@@ -1,12 +1,15 @@
 """Divides many devices among models by column generation: each model's chains are columns (Q) of a master problem.
 
 The master problem divides the devices among chains with fractional replicas, and its duals price the devices. At these
-prices, the cheapest walk of each model (`optimizer.search.walks`) is a further chain. Two ways lead to whole replicas:
+prices, the cheapest walk of each model (`optimizer.search.walks`) is a further chain. Three ways lead to whole
+replicas, each of them for clusters of a certain size:
 
-- An integer program chooses a few chains of each model, with half a device per stage for rounding. It is good if each
-  stage has many replicas.
 - A dynamic program (`optimizer.search.fleet.mixtures`) finds the best mixtures of these chains and of those that the
-  planner's search finds. It is exact if there are few devices.
+  planner's search finds, if there are few uses of the devices.
+- With more, an integer program chooses among *exact* columns: one of these chains with whole replicas, at a rate that
+  uses them well.
+- With many replicas per stage, an integer program chooses a few chains of each model and any rates, with half a device
+  per stage for rounding. It takes the least time, so it is always the first.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ import numpy as np
 from optimizer.cost.evaluate import evaluate, worst_value
 from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.fleet import Fleet
-from optimizer.problems.problem import PlanProblem, device_names
+from optimizer.problems.problem import MaximizeRate, PlanProblem, device_names
 from optimizer.search.chains import find_chains
-from optimizer.search.fleet.mixtures import LeastPrices, best_mixtures
+from optimizer.search.fleet.mixtures import MAX_USES, LeastPrices, best_mixtures
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.highs import Program
-from optimizer.search.master import Chain
+from optimizer.search.master import Chain, options_of, replicas_of
 from optimizer.search.relaxation import BROKEN_LIMIT_PRICE
 from optimizer.search.space import Space
 from optimizer.search.step import FloatArray
@@ -45,9 +48,13 @@ EXCLUDED = 1e6
 """Price of devices on which no chain is sought, relative to the others."""
 SEARCHED = 200
 """Chains of a model from the planner's search."""
+PARTS, PER_PART = 12, 15
+"""Parts of a model's rate, and its exact columns in each part."""
+MAX_SEARCHED = 2000
+"""Accelerators with which the planner's search is worth its time. With more, rounding costs little."""
 UNUSED = 1e-6
 """Largest relative rate of a chain that counts as unused: the solver has a tolerance."""
-PROGRAM_S = 2.0
+PROGRAM_S = 3.0
 """Time limit of the integer program."""
 
 
@@ -58,6 +65,10 @@ class Column(NamedTuple):
     chain: Chain
     least_per_s: float
     """The rate from which its batches fill in time; infinity if it is too slow at any rate."""
+    most_per_s: float = math.inf
+    """The highest rate."""
+    replicas: tuple[int, ...] = ()
+    """The replicas of its stages if it serves exactly the rate `most_per_s`. Empty: as many as its rate needs."""
 
     @classmethod
     def of(cls, model: int, problem: PlanProblem, chain: Chain) -> Column:
@@ -93,13 +104,16 @@ class Master:
 
     def __init__(self, fleet: Fleet, columns: Sequence[Column]) -> None:
         self.fleet, self.columns = fleet, columns
-        self.stages_CQ, self.work_CQ = np.zeros((2, len(fleet.names), len(columns)))
+        self.rounding_CQ, self.work_CQ = np.zeros((2, len(fleet.names), len(columns)))
         for q, column in enumerate(columns):
-            np.add.at(self.stages_CQ[:, q], list(column.chain.devices), 1.0)
             np.add.at(self.work_CQ[:, q], list(column.chain.devices), column.chain.seconds)
+            pairs = zip(column.replicas, column.chain.seconds, strict=False)
+            rounding = [number - column.most_per_s * seconds for number, seconds in pairs] or ROUNDED
+            np.add.at(self.rounding_CQ[:, q], list(column.chain.devices), rounding)
         self.own_MQ = np.arange(len(fleet.rate_M))[:, None] == np.array([column.model for column in columns])
         alone_Q = 1 / (self.work_CQ / fleet.count_C[:, None]).max(axis=0)
-        self.unit_Q = fleet.rate_M @ self.own_MQ if fleet.is_cost else alone_Q
+        most_Q = np.array([column.most_per_s for column in columns])
+        self.unit_Q = np.minimum(most_Q, fleet.rate_M @ self.own_MQ if fleet.is_cost else alone_Q)
 
     def solved(self, *, is_whole: bool = False) -> tuple[FloatArray, FloatArray, float]:
         """Returns the rates of the chains in the best division, the prices of the devices, and the objective.
@@ -119,13 +133,13 @@ class Master:
         program.rows((-served_MQ / unit, rate_Q), (np.full((len(served_MQ), 1), sign), share), upper=min(sign, 0.0))
         used = [(self.work_CQ * self.unit_Q, rate_Q)]
         if is_whole:
-            used_Q = program.variables(len(self.columns), cost=ROUNDED * usd_C @ self.stages_CQ, is_integer=True)
+            used_Q = program.variables(len(self.columns), cost=usd_C @ self.rounding_CQ, is_integer=True)
             least_Q = np.array([column.least_per_s for column in self.columns]) / self.unit_Q
             program.rows((each_QQ, used_Q), upper=1.0)
             program.rows((self.own_MQ.astype(float), used_Q), upper=float(self.fleet.most_chains))
             program.rows((each_QQ, rate_Q), (-each_QQ, used_Q), upper=0.0)
             program.rows((np.diag(least_Q), used_Q), (-each_QQ, rate_Q), upper=0.0)
-            used.append((ROUNDED * self.stages_CQ, used_Q))
+            used.append((self.rounding_CQ, used_Q))
         count_C = program.rows(*used, upper=self.fleet.count_C)
         solution = program.minimum(PROGRAM_S)
         assert solution is not None, "using no device keeps all limits"
@@ -222,12 +236,15 @@ def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Divis
     divisions = [Division(bound=bound, stages=tuple(() for _ in fleet.problems))]
     if solved is not None:
         master, rate_Q, price_C = solved
-        with suppress(TimeoutError):
-            near = master.near(rate_Q, price_C)
-            divisions.append(replace(divisions[0], stages=_rounded(near, near.solved(is_whole=True)[0])))
-        known = divisions[-1].merit(fleet)
-        stages = best_mixtures(fleet, with_searched_chains(master, space), proof, space, known)
-        divisions += [] if stages is None else [replace(divisions[0], stages=stages)]
+        divisions.append(replace(divisions[0], stages=_rounded(master.near(rate_Q, price_C))))
+        if fleet.count_C.sum() <= MAX_SEARCHED and not space.is_over():
+            chains_M = with_searched_chains(master, space)
+            if np.prod(fleet.count_C + 1) <= MAX_USES:
+                stages = best_mixtures(fleet, chains_M, proof, space, divisions[-1].merit(fleet))
+            else:
+                most_share = 1.0 if fleet.is_cost else master.share(rate_Q)
+                stages = _rounded(Master(fleet, exact_columns(fleet, chains_M, proof.price_C, most_share)))
+            divisions.append(replace(divisions[0], stages=stages))
     return max(divisions, key=lambda each: each.merit(fleet))
 
 
@@ -238,16 +255,47 @@ def with_searched_chains(master: Master, space: Space) -> list[list[Chain]]:
         chains_M[column.model].append(column.chain)
     for chains, problem in zip(chains_M, master.fleet.problems, strict=True):
         if not space.is_over():
-            chains += find_chains(replace(problem, most_chains=master.fleet.most_chains), space, SEARCHED)
+            alone = replace(problem, most_chains=master.fleet.most_chains, objective=MaximizeRate())
+            chains += find_chains(alone, space, SEARCHED)
     return chains_M
 
 
-def _rounded(master: Master, rate_Q: FloatArray) -> tuple[tuple[Stage, ...], ...]:
-    """Returns each model's stages with replicas for the largest multiple of the rates that the devices can serve."""
-    used = [(column, rate) for column, rate in zip(master.columns, rate_Q.tolist(), strict=True) if rate > 0]
+def exact_columns(
+    fleet: Fleet, chains_M: Sequence[Sequence[Chain]], price_C: FloatArray, most_share: float
+) -> list[Column]:
+    """Returns chains with whole replicas: for each part of a model's rate, those of the least price per input."""
+    columns = list[Column]()
+    for model, (chains, problem) in enumerate(zip(chains_M, fleet.problems, strict=True)):
+        parts: list[list[tuple[float, Column]]] = [[] for _ in range(PARTS)]
+        most_per_s = most_share * float(fleet.rate_M[model])
+        for chain in chains:
+            rate_R, _, use_RC = options_of(chain, problem)
+            rate_R = np.minimum(rate_R, most_per_s)
+            price_R, part_R = use_RC @ price_C / rate_R, np.ceil(rate_R / most_per_s * PARTS).astype(int) - 1
+            for part in np.unique(part_R).tolist():
+                best = int(np.argmin(np.where(part_R == part, price_R, np.inf)))
+                rate, replicas = float(rate_R[best]), replicas_of(rate_R[best], chain).astype(int).tolist()
+                parts[part].append((float(price_R[best]), Column(model, chain, rate, rate, tuple(replicas))))
+        columns += [column for part in parts for _, column in sorted(part, key=lambda each: each[0])[:PER_PART]]
+    return columns
 
-    def replicas(factor: float) -> list[list[int]]:
-        return [[max(1, math.ceil(factor * rate * each)) for each in column.chain.seconds] for column, rate in used]
+
+def _rounded(master: Master) -> tuple[tuple[Stage, ...], ...]:
+    """Returns each model's stages with whole replicas. If none were found in time, a model has no stages.
+
+    The rates of columns that are not exact are multiplied as far as the devices can serve them.
+    """
+    stages = [list[Stage]() for _ in master.fleet.problems]
+    rate_Q = np.zeros(0)
+    with suppress(TimeoutError):
+        rate_Q, *_ = master.solved(is_whole=True)
+    used = [(column, rate) for column, rate in zip(master.columns, rate_Q.tolist(), strict=False) if rate > 0]
+
+    def replicas(factor: float) -> list[Sequence[int]]:
+        return [
+            column.replicas or [max(1, math.ceil(factor * rate * each)) for each in column.chain.seconds]
+            for column, rate in used
+        ]
 
     low, high = (1.0, 1.0) if master.fleet.is_cost else (0.0, 2.0)
     while high - low > GAIN:
@@ -255,7 +303,6 @@ def _rounded(master: Master, rate_Q: FloatArray) -> tuple[tuple[Stage, ...], ...
         for (column, _), counts in zip(used, replicas(middle), strict=True):
             np.add.at(used_C, list(column.chain.devices), counts)
         low, high = (middle, high) if (used_C <= master.fleet.count_C).all() else (low, middle)
-    stages = [list[Stage]() for _ in master.fleet.problems]
     for (column, _), counts in zip(used, replicas(low), strict=True):
         stages[column.model] += with_replicas(column.chain.stages, counts)
     return tuple(map(tuple, stages))

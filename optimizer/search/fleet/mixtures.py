@@ -26,7 +26,6 @@ from optimizer.search.master import (
     all_uses,
     best_mixture,
     fastest_options,
-    units_of,
     with_another_chain,
 )
 from optimizer.search.space import Space
@@ -55,15 +54,14 @@ class LeastPrices:
 
 def best_mixtures(
     fleet: Fleet, chains_M: Sequence[Sequence[Chain]], prices: LeastPrices, space: Space, known: float
-) -> tuple[tuple[Stage, ...], ...] | None:
+) -> tuple[tuple[Stage, ...], ...]:
     """Returns each model's stages in the best division among mixtures of its chains.
 
-    Returns None if time is over, or if no division has a higher merit than the `known` one. If the devices are counted
-    in units, it may miss the best one.
+    The models have no stages if time is over, or if no division has a higher merit than the `known` one.
     """
-    _, unit_C, size_C = units_of(fleet.problems[0], MAX_USES)
+    size_C: tuple[int, ...] = tuple((fleet.count_C + 1).astype(int).tolist())
     use_UC = all_uses(size_C)
-    price_U, usd_U = use_UC @ (unit_C * prices.price_C), use_UC @ (unit_C * fleet.usd_C)
+    price_U, usd_U = use_UC @ prices.price_C, use_UC @ fleet.usd_C
     pairs = zip(chains_M, fleet.problems, strict=True)
     options_M = [fastest_options(chains, problem, MAX_USES) for chains, problem in pairs]
     for far in FAR:
@@ -86,12 +84,12 @@ def best_mixtures(
         uses = _divided(shares_MU, use_UC, size_C, price_U, np.cumsum(needed_M), spare, usd_U, most_usd)
         if uses is not None:
             return tuple(
-                _mixture(fleet, model, chains, use_UC[use] * unit_C)
+                _mixture(fleet, model, chains, use_UC[use])
                 for model, (chains, use) in enumerate(zip(chains_M, uses, strict=True))
             )
         if merit > near:
             break
-    return None
+    return tuple(() for _ in fleet.problems)
 
 
 def _mixture(fleet: Fleet, model: int, chains: Sequence[Chain], count_C: IntArray) -> tuple[Stage, ...]:
