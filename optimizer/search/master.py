@@ -82,10 +82,10 @@ class Options(NamedTuple):
 def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem) -> Mixture:
     """Returns the mixture of the highest rate, or of the least cost at the required rate."""
     (_, unit_C, size_C), required = _units(problem), problem.required_per_s
-    use_UC = all_uses(size_C)
+    use_UC = np.indices(size_C).reshape(len(size_C), -1).T.copy()
     rate_U, chosen_KU = np.zeros(len(use_UC)), list[IntArray]()
     for before in range(problem.most_chains):
-        rate_U, chosen_U = with_another_chain(before, rate_U, np.arange(len(use_UC)), use_UC, options)
+        rate_U, chosen_U = _with_another_chain(before, rate_U, use_UC, options)
         chosen_KU.append(chosen_U)
     usd_C = np.array([problem.devices[name].usd_per_hour for name in device_names(problem)])
     usd_U = use_UC @ (usd_C * unit_C)
@@ -118,23 +118,18 @@ def without_idle_devices(problem: PlanProblem, chains: Sequence[Chain]) -> PlanP
     return replace(problem, devices=devices)
 
 
-def _units(problem: PlanProblem, most: int = MAX_USES) -> tuple[IntArray, IntArray, tuple[int, ...]]:
-    """Returns the devices of each type, those in a unit, and the numbers of units in use: at most `most` together."""
+def _units(problem: PlanProblem) -> tuple[IntArray, IntArray, tuple[int, ...]]:
+    """Returns the devices of each type, those in a unit, and the numbers of units in use: at most `MAX_USES`."""
     count_C = np.array([problem.devices[name].count for name in device_names(problem)], dtype=np.int64)
     unit_C = -(-count_C // MAX_COUNTS)
-    while np.prod(count_C // unit_C + 1.0) > most:
+    while np.prod(count_C // unit_C + 1.0) > MAX_USES:
         unit_C[np.argmax(count_C // unit_C)] += 1
     return count_C, unit_C, tuple((count_C // unit_C + 1).tolist())
 
 
-def all_uses(size_C: tuple[int, ...]) -> IntArray:
-    """Returns the numbers of units in each use of devices (U x C)."""
-    return np.indices(size_C).reshape(len(size_C), -1).T.copy()
-
-
-def fastest_options(chains: Sequence[Chain], problem: PlanProblem, most_uses: int = MAX_USES) -> Options:
-    """Returns the options that no other option beats, with at most `most_uses` different uses of the devices."""
-    _, unit_C, size_C = _units(problem, most_uses)
+def fastest_options(chains: Sequence[Chain], problem: PlanProblem) -> Options:
+    """Returns the options that no other option beats."""
+    _, unit_C, size_C = _units(problem)
     stride_C = np.append(np.cumprod(size_C[:0:-1])[::-1], 1)
     rates, leasts, uses = [np.empty(0)], [np.empty(0)], [np.empty(0)]
     for chain in chains:
@@ -177,17 +172,16 @@ def replicas_of(rate: FloatArray, chain: Chain) -> FloatArray:
 
 
 @compiled
-def with_another_chain(
-    before: int, rate_U: FloatArray, among_W: IntArray, use_UC: IntArray, options: Options
+def _with_another_chain(
+    before: int, rate_U: FloatArray, use_UC: IntArray, options: Options
 ) -> tuple[FloatArray, IntArray]:
     """Returns the highest rate of `before` + 1 chains on at most these devices, and the fastest chain's option.
 
-    `rate_U` holds the highest rates of `before` chains. If another chain is no gain, the option is -1. Another chain
-    is added to the uses `among_W` alone.
+    `rate_U` holds the highest rates of `before` chains. If another chain is no gain, the option is -1.
     """
     use_O, rate_O, use_OC = options.use_O, options.rate_O, use_UC[options.use_O]
     most_U, chosen_U = rate_U.copy(), np.full(rate_U.size, -1)
-    for use in among_W:
+    for use in range(rate_U.size):
         for option in range(rate_O.size):
             if rate_O[option] + min(rate_U[use], before * rate_O[option]) <= most_U[use] * (1 + TOLERANCE):
                 break  # further options are slower; fewer devices are not faster, and the other chains are slower

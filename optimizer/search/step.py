@@ -57,7 +57,7 @@ def undominated(
 
 
 @compiled
-def dominates(figures_LF: FloatArray | IntArray, one: int, other: int, first: int, end: int, rounding: float) -> bool:
+def dominates(figures_LF: FloatArray, one: int, other: int, first: int, end: int, rounding: float) -> bool:
     """Returns whether row `one` is at most row `other` in columns `first` to `end` - 1; equal rows dominate."""
     for column in range(first, end):  # noqa: SIM110 - kernels have no generators
         if figures_LF[one, column] > figures_LF[other, column] * (1 + rounding):

@@ -1,15 +1,12 @@
 """Divides many devices among models by column generation: each model's chains are columns (Q) of a master problem.
 
 The master problem divides the devices among chains with fractional replicas, and its duals price the devices. At these
-prices, the cheapest walk of each model (`optimizer.search.walks`) is a further chain. Three ways lead to whole
-replicas, each of them for clusters of a certain size:
+prices, the cheapest walk of each model (`optimizer.search.walks`) is a further chain. Integer programs then choose a
+few chains of each model with whole replicas:
 
-- A dynamic program (`optimizer.search.fleet.mixtures`) finds the best mixtures of these chains and of those that the
-  planner's search finds, if there are few uses of the devices.
-- With more, an integer program chooses among *exact* columns: one of these chains with whole replicas, at a rate that
-  uses them well.
-- With many replicas per stage, an integer program chooses a few chains of each model and any rates, with half a device
-  per stage for rounding. It takes the least time, so it is always the first.
+- With many replicas per stage, chains serve any rates, and half a device per stage is left for rounding.
+- With few, each chain is an *exact* column: it has whole replicas, and a rate that uses them well. The chains that the
+  planner's search finds are added.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.fleet import Fleet
 from optimizer.problems.problem import MaximizeRate, PlanProblem, device_names
 from optimizer.search.chains import find_chains
-from optimizer.search.fleet.mixtures import MAX_USES, LeastPrices, best_mixtures
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.highs import Program
 from optimizer.search.master import Chain, options_of, replicas_of
@@ -168,8 +164,8 @@ class ColumnGeneration:
     fleet: Fleet
     prices: FleetPrices
     space: Space
-    proofs: list[LeastPrices] = field(default_factory=list)
-    """A bound, for each time that chains were priced."""
+    bounds: list[tuple[float, FloatArray]] = field(default_factory=list)
+    """No division has a higher share, or a lower cost; and the prices of a device second that prove it."""
     _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
 
     def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
@@ -214,10 +210,9 @@ class ColumnGeneration:
                     latency = math.sqrt(low * high) if low else high / 4
                 else:
                     latency = 2 * low or least / problem.slo.limit_s
-        needed_M, surcharge_C = rate_M * least_M, np.maximum(price_C - self.fleet.usd_C, 0.0)
-        surcharge, needed = float(surcharge_C @ self.fleet.count_C), float(needed_M.sum())
-        bound = needed - surcharge if self.fleet.is_cost else surcharge / max(needed, 1e-300)
-        self.proofs.append(LeastPrices(bound=bound, price_C=price_C, surcharge=surcharge, needed_M=needed_M))
+        needed = float(rate_M @ least_M)  # the price of all inputs at a share of 1
+        added = float(np.maximum(price_C - self.fleet.usd_C, 0.0) @ self.fleet.count_C)
+        self.bounds.append((needed - added if self.fleet.is_cost else added / max(needed, 1e-300), price_C))
 
     def _add(self, model: int, problem: PlanProblem, walks: WalkRelaxation) -> bool:
         """Adds the chain of the last walk; returns whether it can meet the SLO."""
@@ -231,20 +226,17 @@ def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Divis
     """Returns the best division that was found, with the bound of the relaxation."""
     generation = ColumnGeneration(fleet=fleet, prices=prices, space=space)
     solved = generation.master()
-    proof = (max if fleet.is_cost else min)(generation.proofs, key=lambda each: each.bound)
-    bound = worst_value(fleet.problems[0], [prices.bound, proof.bound])
+    bound, proving_C = (max if fleet.is_cost else min)(generation.bounds, key=lambda each: each[0])
+    bound = worst_value(fleet.problems[0], [prices.bound, bound])
     divisions = [Division(bound=bound, stages=tuple(() for _ in fleet.problems))]
     if solved is not None:
         master, rate_Q, price_C = solved
         divisions.append(replace(divisions[0], stages=_rounded(master.near(rate_Q, price_C))))
         if fleet.count_C.sum() <= MAX_SEARCHED and not space.is_over():
             chains_M = with_searched_chains(master, space)
-            if np.prod(fleet.count_C + 1) <= MAX_USES:
-                stages = best_mixtures(fleet, chains_M, proof, space, divisions[-1].merit(fleet))
-            else:
-                most_share = 1.0 if fleet.is_cost else master.share(rate_Q)
-                stages = _rounded(Master(fleet, exact_columns(fleet, chains_M, proof.price_C, most_share)))
-            divisions.append(replace(divisions[0], stages=stages))
+            most_share = 1.0 if fleet.is_cost else master.share(rate_Q)
+            exact = Master(fleet, exact_columns(fleet, chains_M, proving_C, most_share))
+            divisions.append(replace(divisions[0], stages=_rounded(exact)))
     return max(divisions, key=lambda each: each.merit(fleet))
 
 
@@ -263,20 +255,27 @@ def with_searched_chains(master: Master, space: Space) -> list[list[Chain]]:
 def exact_columns(
     fleet: Fleet, chains_M: Sequence[Sequence[Chain]], price_C: FloatArray, most_share: float
 ) -> list[Column]:
-    """Returns chains with whole replicas: for each part of a model's rate, those of the least price per input."""
+    """Returns chains with whole replicas: for each part of a model's rate, those of the least price per input.
+
+    Only the cheapest is returned of those that use the same devices. `most_share`: no division has a higher one.
+    """
     columns = list[Column]()
     for model, (chains, problem) in enumerate(zip(chains_M, fleet.problems, strict=True)):
-        parts: list[list[tuple[float, Column]]] = [[] for _ in range(PARTS)]
+        cheapest = dict[tuple[float, ...], tuple[float, Column]]()
         most_per_s = most_share * float(fleet.rate_M[model])
         for chain in chains:
             rate_R, _, use_RC = options_of(chain, problem)
             rate_R = np.minimum(rate_R, most_per_s)
-            price_R, part_R = use_RC @ price_C / rate_R, np.ceil(rate_R / most_per_s * PARTS).astype(int) - 1
+            price_R, part_R = use_RC @ price_C / rate_R, np.ceil(rate_R / most_per_s * PARTS)
             for part in np.unique(part_R).tolist():
                 best = int(np.argmin(np.where(part_R == part, price_R, np.inf)))
-                rate, replicas = float(rate_R[best]), replicas_of(rate_R[best], chain).astype(int).tolist()
-                parts[part].append((float(price_R[best]), Column(model, chain, rate, rate, tuple(replicas))))
-        columns += [column for part in parts for _, column in sorted(part, key=lambda each: each[0])[:PER_PART]]
+                key, price, rate = (part, *use_RC[best].tolist()), float(price_R[best]), float(rate_R[best])
+                if key not in cheapest or price < cheapest[key][0]:
+                    replicas = tuple(replicas_of(rate_R[best], chain).astype(int).tolist())
+                    cheapest[key] = price, Column(model, chain, rate, rate, replicas)
+        for part in range(1, PARTS + 1):
+            options = [option for (own, *_), option in cheapest.items() if own == part]
+            columns += [column for _, column in sorted(options, key=lambda each: each[0])[:PER_PART]]
     return columns
 
 
