@@ -57,6 +57,8 @@ def test_no_division_of_a_few_devices_between_two_models_is_better(place: int) -
         cheapest = solve_fleet(fleet, time_limit_s=60.0, now_s=lambda: 0.0)
         assert -cheapest.merit(fleet) == pytest.approx(usd)
         assert cheapest.bound <= usd * (1 + 1e-6)
+        quick = divided_by_columns(fleet, priced(fleet), SPACES["best"])
+        assert -quick.merit(fleet) == pytest.approx(usd)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
