@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,25 +28,20 @@ class Division:
     stages: tuple[tuple[Stage, ...], ...]
     """The stages of each model's plan. Without any, the model is not served."""
 
-    def used_MC(self, fleet: Fleet) -> FloatArray:
-        """Returns the accelerators that each model uses."""
-        used_MC = np.zeros((len(self.stages), len(fleet.names)))
-        for model, stages in enumerate(self.stages):
-            for stage in stages:
-                used_MC[model, fleet.names.index(stage.device)] += stage.replicas
-        return used_MC
-
     def merit(self, fleet: Fleet) -> float:
         """Returns the least share of all models by the cost model, or minus the USD per hour; the best is the highest.
 
         If a plan breaks a limit, the share is 0, and the cost is infinite.
         """
-        shares, used_C, none = list[float](), self.used_MC(fleet).sum(axis=0), -math.inf if fleet.is_cost else 0.0
+        shares, used, none = list[float](), Counter[str](), -math.inf if fleet.is_cost else 0.0
         for problem, stages, rate_per_s in zip(fleet.problems, self.stages, fleet.rate_M, strict=True):
             figures = evaluate(problem, stages) if stages else None
             if figures is None or violations(problem, stages, figures):
                 return none
             shares.append(figures.rate_per_s / rate_per_s)
+            for stage in stages:
+                used[stage.device] += stage.replicas
+        used_C = np.array([used[name] for name in fleet.names])
         if (used_C > fleet.count_C).any():
             return none
         return float(-used_C @ fleet.usd_C if fleet.is_cost else min(shares))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import worst_value
 from optimizer.problems.fleet import Fleet, FleetModel
 from optimizer.problems.tokens import in_tokens, with_budgets
-from optimizer.search.decision import Planned, gap_between
+from optimizer.search.decision import gap_between
 from optimizer.search.fleet.columns import divided_by_columns
 from optimizer.search.fleet.prices import Division, priced
 from optimizer.search.fleet.sets import divided_by_sets
-from optimizer.search.planner import solve
-from optimizer.search.space import SPACES, Space, TimeLimit
+from optimizer.search.space import SPACES, TimeLimit
 
 MAX_SETS = 1000
 """Different sets of devices, among which the models' chains are divided exactly."""
@@ -49,20 +46,4 @@ def solve_fleet(fleet: Fleet, *, time_limit_s: float, now_s: Callable[[], float]
     bound = worst_value(fleet.problems[0], [each.bound for each in divisions])
     pairs = zip(fleet.problems, best.stages, strict=True)
     stages = tuple(own if problem.lengths is None else with_budgets(problem, own) for problem, own in pairs)
-    best = Division(bound=bound, stages=stages)
-    return _cheapened(fleet, best, space) if fleet.is_cost else best
-
-
-def _cheapened(fleet: Fleet, division: Division, space: Space) -> Division:
-    """Returns the division after planning each model on the devices that the others leave, while that is cheaper."""
-    while not space.is_over() and gap_between(abs(before := division.merit(fleet)), division.bound) > GAP:
-        for model in range(len(fleet.problems)):
-            used_MC, stages_M = division.used_MC(fleet), list(division.stages)
-            left_C = np.maximum(fleet.count_C - used_MC.sum(axis=0) + used_MC[model], 0).astype(int)
-            with suppress(PlanError):
-                found = solve(fleet.problem_on(model, left_C.tolist()), space.with_share(1 / (len(stages_M) - model)))
-                stages_M[model] = found.stages if isinstance(found, Planned) else stages_M[model]
-            division = max([replace(division, stages=tuple(stages_M)), division], key=lambda each: each.merit(fleet))
-        if not division.merit(fleet) > before * (1 - GAP):
-            break
-    return division
+    return Division(bound=bound, stages=stages)
