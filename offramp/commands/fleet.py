@@ -33,7 +33,7 @@ def run(job: FleetJob) -> None:
     announce_compilation()
     division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
     value = abs(division.merit(fleet))
-    if value == best_value(fleet.problems[0], []):
+    if value == best_value(fleet.problems[0], []):  # a share of 0, or an infinite cost
         print(_why_none(fleet, division.bound, job.time_limit_s), file=sys.stderr)
         raise typer.Exit(NO_PLAN)
     gap, shares = gap_between(value, division.bound), list[float]()

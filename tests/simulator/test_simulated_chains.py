@@ -83,6 +83,15 @@ def test_pruned_inputs_take_the_time_of_fewer_tokens_or_smaller_batches() -> Non
         assert outcome.latency_s_N.tolist() == [2 * 1.25 + 2 * 0.5 + CROSSING_S + 2.0, 2 * 1.25] * 2, "two in each"
 
 
+def test_inputs_arrive_with_the_tokens_of_the_first_network_that_any_chain_uses() -> None:
+    table = replace(tiny_cases.problem().latency["cpu"], length=10)
+    told = problem(latency={"cpu": table}, network_tokens=(1.0, 2.0), crossing_tokens=(1.0, 1.0))
+    both = replace(CASCADE, stages=(*ALONE.stages, *CASCADE.stages), shares=(0.5, 0.5))
+    ingress = booted(scenario(both, TO_END, problem=told, lengths_R=np.array([20, 20, 20, 20]))).ingresses[0]
+    ingress.arrive(0)
+    assert [chain.unanswered_tokens for chain in ingress.core.chains.active] == [20, 0]
+
+
 def test_a_chain_of_one_network_is_simulated_as_a_plain_model() -> None:
     arrivals_s, rows = [0.3 * number for number in range(40)], [number % 4 for number in range(40)]
     whole = tiny_cases.plan(stage(2, split(0, 2, ramps=(0, 1))), stage(1, split(2, 4, ramps=(2,))))

@@ -96,7 +96,7 @@ def chain_of(problem: PlanProblem, stages: tuple[Stage, ...]) -> Chain:
 
 
 class Master:
-    """The master problem of a fleet, with all rates relative to the highest of a chain alone, or to its model's."""
+    """The master problem of a fleet. Rates are relative to a chain's highest or, for the cost, to its model's rate."""
 
     def __init__(self, fleet: Fleet, columns: Sequence[Column]) -> None:
         self.fleet, self.columns = fleet, columns
@@ -165,7 +165,7 @@ class ColumnGeneration:
     prices: FleetPrices
     space: Space
     bounds: list[tuple[float, FloatArray]] = field(default_factory=list)
-    """No division has a higher share, or a lower cost; and the prices of a device second that prove it."""
+    """Bounds on the share or the cost, each with the prices of a device second that prove it."""
     _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
 
     def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
@@ -192,7 +192,7 @@ class ColumnGeneration:
 
         The cheapest chain that meets the SLO is approached by the price of latency, which is doubled or bisected. With
         each price of latency, the cheapest walk proves a least price of an input. What all devices cost at these prices
-        then bounds the share. If the prices contain the devices' cost, only what they add to it is such a limit.
+        then bounds the share. What all inputs cost, less what the prices add to the devices' own, bounds the cost.
         """
         rate_M, least_M = self.fleet.rate_M, np.zeros(len(self.fleet.problems))
         for model, (walks, problem) in enumerate(zip(self.prices.walks_M, self.fleet.problems, strict=True)):
