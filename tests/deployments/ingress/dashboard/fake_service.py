@@ -89,7 +89,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
         paced = {"batch": [1], "block_s": [[1.0]], "ramp_s": [], "time_scale": 2.0}
         fields = {"model": "none", "plan": plan(4).plan, "slo_s": 0.1, "emulated": {"emulated:V100": paced}}
         settings = ServeSettings.model_validate(fields)
-        facts = ServiceFacts(card=CARD, settings=settings, image=image_facts(self.signature.codec))
+        facts = ServiceFacts(card=self.card, settings=settings, image=image_facts(self.signature.codec))
         self.state = StateRoutes(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
         self.page = LivePage(self.state.event, self._clock, max_viewers=self.max_viewers)
 

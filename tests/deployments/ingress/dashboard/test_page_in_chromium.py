@@ -18,6 +18,7 @@ from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBacke
 from tests.deployments.ingress.dashboard.fake_service import NUM_BLOCKS, STAGES, FakeService, plan, served
 from tests.earlyexit.tasks.maps import BODY
 from tests.free_port import free_port
+from tests.model_cards import a_card
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -103,7 +104,8 @@ def test_marks_keep_the_keyboard_focus_while_figures_change(browser: Browser) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_axe_finds_nothing_serious(browser: Browser, scheme: str, width: int) -> None:
-    with looked_at(browser, FakeService(suspended="too few accelerators"), scheme=scheme, width=width) as page:
+    service = FakeService(suspended="too few accelerators", card=a_card(name="m" * 90, num_blocks=NUM_BLOCKS))
+    with looked_at(browser, service, scheme=scheme, width=width) as page:
         page.wait_for_updates(2)
         assert page.findings() == []
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -196,7 +198,7 @@ def test_the_page_shows_joints_in_the_image_or_the_refusal(browser: Browser) -> 
         assert "content-type 'image/gif'; this model takes application/json, image/jpeg" in page.text("#try-said")
 
 
-def test_a_suspended_service_and_a_silent_controller_are_shown(browser: Browser) -> None:
+def test_a_suspended_service_and_silent_processes_are_shown(browser: Browser) -> None:
     service = FakeService(suspended="too few accelerators", controller_answers=False)
     with looked_at(browser, service) as page:
         page.wait_for_updates(1)
@@ -205,10 +207,7 @@ def test_a_suspended_service_and_a_silent_controller_are_shown(browser: Browser)
             "The controller does not answer. Serving goes on; plans, forecast and agreement are as it said last.",
         ]
         assert page.text("#changes") == "No plan was made yet."
-
-
-def test_a_service_whose_ingresses_do_not_answer_is_shown(browser: Browser) -> None:
-    with looked_at(browser, FakeService(ingresses_answer=False)) as page:
+        service.ingresses_answer = False
         page.wait_for_connection("silent")
         assert page.text("#connection") == "No ingress answers"
 
