@@ -70,7 +70,7 @@ function stageCard(stage, index) {
     h("ul", { class: "replicas", "aria-label": `Replicas of stage ${index}` },
       stage.replicas.map((one, at) => replicaSquare(one, at)),
       Array.from({ length: Math.max(0, stage.wanted - stage.running) }, () => missing()),
-      stage.running > stage.replicas.length && h("li", { class: "more" }, `and ${plural(stage.running - stage.replicas.length, "more")}`)));
+      stage.running > stage.replicas.length && h("li", { class: "more" }, `and ${count(stage.running - stage.replicas.length)} more`)));
 }
 
 function replicaWords(stage) {

@@ -138,13 +138,14 @@ def by_tokens() -> PlacedPlan:
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_stages_and_batches_are_shown_by_chain(browser: Browser, width: int) -> None:
-    whole = Stage(device="emulated:K80", replicas=3, splits=(Split(first=0, end=NUM_BLOCKS, batch=4, ramps=(6,)),))
+    whole = Stage(device="emulated:K80", replicas=66, splits=(Split(first=0, end=NUM_BLOCKS, batch=4, ramps=(6,)),))
     both = PlacedPlan(plan=replace(plan(4).plan, stages=(*STAGES, whole), shares=(0.75, 0.25)))
     with looked_at(browser, FakeService(followed=both), width=width) as page:
         page.wait_for_updates(2)
         head = "Chain 1: 25 % of the inputs (planned 25 %) · 20 unanswered, 25 % of the admission limit"
         assert page.text("#plan .chain:nth-child(2)").split("\n")[:2] == [head, "Stage 2"]
         assert page.text("#batches .legend") == "chain 0\nchain 1"
+        assert page.text("#plan .more") == "and 2 more"
         page.page.locator("#batches-table summary").click()
         assert page.text("#batches-table tbody tr:nth-child(13)") == "chain 1, block 0\t4\t3.0\t3.0"
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -228,7 +229,7 @@ def test_a_closed_or_hidden_page_requests_nothing(browser: Browser) -> None:
         page.wait_for_connection("live")
         page.page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
         page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        assert soon(lambda: len(service.page.viewers) == 0)
+        assert soon(lambda: not service.page.viewers)
         looks = service.num_looks
         page.page.evaluate("delete document.hidden")
         page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
