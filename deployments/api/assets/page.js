@@ -296,8 +296,9 @@ function drawChanges({ history, described, service }) {
       : "No plan was made yet."));
     return;
   }
+  const present = history.find((one) => one.outcome === "in force" && one.epoch === described?.epoch); // epochs may repeat
   const rows = history.map((one) => {
-    const isPresent = one.outcome === "in force" && described?.epoch === one.epoch;
+    const isPresent = one === present;
     return [
       [h("span", { class: "time" }, clock(one.at_s)), h("small", {}, ` epoch ${one.epoch}`)],
       [h("span", { class: isPresent ? "tag present" : "tag" }, isPresent ? "now" : OUTCOMES[one.outcome]), ` ${one.reason}`],

@@ -192,7 +192,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
             ("in force", 4, 75.0, words, None),
             ("proposed", 3, 195.0, "turned down: 1 % more is not worth it", None),
         ]
-        rows += [("in force", 3, 315.0, "taken: the first plan", gained)]
+        rows += [("in force", 4, 315.0, "taken: the first plan", gained)]  # of earlier settings
         return [
             {"epoch": epoch, "at_s": now_s - ago_s, "outcome": outcome, "reason": "period", "words": said}
             | {"placed": placed_document(older), "gained": measured}
