@@ -118,12 +118,12 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
 
     def reported(self) -> IngressReport:
         wave = 1 + 0.3 * math.sin(self.seconds / 4)
-        shares = {0.02 * wave: 0.5, 0.05 * wave: 0.4, 0.09 * wave: 0.1}
+        shares = {0.02: 0.5, 0.05: 0.4, 0.098: 0.1}  # the last bucket ends above the SLO
         left = [before - after for before, after in zip(SURVIVAL, (*SURVIVAL[1:], 0.0), strict=True)]
         return ingress(
             answered=self.answered,
             arrived=int(self.answered * 1.02),
-            in_slo=int(self.answered * 0.99),
+            in_slo=int(self.answered * 0.995),
             epoch=self.followed.epoch,
             unanswered=0 if self.idle else int(40 * wave),
             waiting=0 if self.idle else int(6 * wave),
