@@ -1,7 +1,7 @@
 // Takes the newest state once a second, and draws it.
 
 import { chart, empty, scroll, table, tableOfChart } from "./charts.js";
-import { h, patch } from "./dom.js";
+import { h, patch, roving } from "./dom.js";
 import { drawPlan, planTable, planWords } from "./plan.js";
 import { drawTry } from "./try.js";
 import { clock, count, decimal, ms, percent, plural } from "./words.js";
@@ -342,4 +342,5 @@ function drawDrops({ drops, totals }) {
 document.addEventListener("visibilitychange", pause);
 setInterval(() => newest && source && document.body.dataset.connection === "live"
   && performance.now() - heardMs > STALE_MS && tell("stale"), 1000);
+roving(at("plan"), "button.replica");
 connect();

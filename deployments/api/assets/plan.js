@@ -99,7 +99,7 @@ function splitWords(split) {
 function replicaSquare(one, at) {
   const words = `replica ${at}, ${short(one.name)}: ${percent(one.busy, 0)} busy, ${count(one.waiting)} queued, `
     + `process ${one.pid} on node ${short(one.node)}${one.rests ? ", rests because it is slow" : ""}`;
-  return h("li", {}, h("button", { type: "button", class: one.rests ? "replica rests" : "replica", "aria-label": words },
+  return h("li", {}, h("button", { type: "button", tabindex: at ? -1 : 0, class: one.rests ? "replica rests" : "replica", "aria-label": words },
     h("i", { style: { height: `${100 * (one.busy ?? 0)}%` } }), h("span", { class: "tip", "aria-hidden": "true" }, words)));
 }
 

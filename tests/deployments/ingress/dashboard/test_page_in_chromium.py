@@ -97,6 +97,10 @@ def test_marks_keep_the_keyboard_focus_while_figures_change(browser: Browser) ->
         assert page.text("#survival .tip").startswith("block 8")
         page.page.keyboard.press("Escape")
         assert page.page.locator("#survival .tip").count() == 0
+        stops = page.page.locator("#plan .replica[tabindex='0']")
+        assert stops.count() == len(STAGES)
+        stops.first.press("End")
+        assert page.page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("replica 3, ")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -115,10 +119,8 @@ def test_batches_limited_by_tokens_are_shown_in_tokens(browser: Browser, width: 
         page.wait_for_updates(2)
         assert page.text("#plan .stage:first-child .split:first-child .batch:not(.tokens)") == "6.0 inputs"
         assert page.text("#plan .stage:first-child .split:first-child .batch.tokens") == "1,800 of 2,400 tokens 75 %"
-        assert (
-            page.page.locator("#plan .stage:first-child .split:first-child .fill i").first.get_attribute("style")
-            == "width: 75%;"
-        )
+        fill = page.page.locator("#plan .stage:first-child .split:first-child .fill i")
+        assert fill.get_attribute("style") == "width: 75%;"
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
         for box in page.page.locator("#plan .batch.tokens").all():
             assert box.evaluate("each => each.scrollWidth <= each.clientWidth"), "the words stay inside their split"
@@ -177,10 +179,9 @@ def test_the_class_map_of_an_image_is_drawn_next_to_it(browser: Browser) -> None
         assert page.text("#try-said").startswith("Left after block 1, score 0.9")
         classes = page.page.locator("#try-table tbody tr").all_inner_texts()
         assert {row.split("\t")[0] for row in classes} == {"road", "car", "sky"}
-        corner = (
-            "document.getElementById('try-answer').getContext('2d').getImageData(0, 0, 1, 1).data.slice(0, 3).join()"
-        )
-        assert page.page.evaluate(corner) == ",".join(map(str, colours(4)[SKY]))
+        canvas = page.page.locator("#try-answer")
+        corner = canvas.evaluate("each => [...each.getContext('2d').getImageData(0, 0, 1, 1).data.slice(0, 3)]")
+        assert tuple(corner) == tuple(colours(4)[SKY])
         assert page.troubles == []
         assert page.findings() == []
 
