@@ -88,9 +88,8 @@ class IngressMetrics:
             set_total("offramp_answers", "Answers, by the block they left after", number, **where)
         set_totals("offramp_drops", "Inputs without an answer, by reason", counts.drops, "reason")
         set_totals("offramp_retries", "Inputs sent again because a replica failed", counts.retries, "slot")
-        for slot, values in hops_s.items():
-            hop = "offramp_hop_seconds", "Time a call spent outside its stage"
-            self.metrics.observe(*hop, SECONDS, values, slot=slot)
+        for slot, each in hops_s.items():
+            self.metrics.observe("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, each, slot=slot)
         hops_s.clear()
         set_total("offramp_inputs", "Inputs that arrived, including refused ones", counts.arrived)
         set_totals("offramp_assigned_inputs", "Inputs that were not refused, by chain", counts.assigned, "chain")

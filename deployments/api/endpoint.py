@@ -33,6 +33,7 @@ from earlyexit.errors import (
     InputError,
     MethodNotAllowedError,
     OfframpError,
+    OverloadedError,
     RateLimitError,
     UnauthorizedError,
     UnknownModelError,
@@ -53,7 +54,7 @@ SERVER_METADATA: Mapping[str, Any] = {
 """The server's metadata, with the names of the Open Inference Protocol, and its extensions by Triton's names."""
 CLIENT_CLOSED_REQUEST = 499
 """The status that is counted if the caller disconnected before the response (nginx's 499)."""
-UNLOGGED_ERRORS = (InputError, AdmissionError, RateLimitError)
+UNLOGGED_ERRORS = (InputError, AdmissionError, OverloadedError, RateLimitError)
 """Errors that may occur thousands of times: they are counted, but not logged."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

@@ -107,14 +107,14 @@ async def test_frequent_refusals_are_counted_and_not_logged(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     logged = {}
-    for failure in (AdmissionError("late", retry_after_s=1.0), StageUnavailableError("gone", retry_after_s=1.0)):
-        backend.failure = failure
+    for kind in (AdmissionError, OverloadedError, StageUnavailableError):
+        backend.failure = failure = kind("refused", retry_after_s=1.0)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             await ask(backend, "pay")
         logged[failure.kind] = len(caplog.records)
-    assert logged == {"admission": 0, "stage_unavailable": 1}
-    assert [status for _, status in backend.counted] == [503, 503]
+    assert logged == {"admission": 0, "overloaded": 0, "stage_unavailable": 1}
+    assert [status for _, status in backend.counted] == [503] * 3
 
 
 async def test_a_body_that_is_too_large_is_not_read(ask: Ask, backend: FakeBackend) -> None:
