@@ -165,7 +165,8 @@ class Endpoint:
         record: RequestRecord | None = None
         if self._tracer is not None and request.method == "POST" and "POST" in self.handlers:
             route = {"http.request.method": "POST", "http.route": self._path}
-            record = self._tracer.begin(f"POST {self._path}", route, request.headers)
+            url = {"url.path": scope["path"], "url.scheme": scope["scheme"]}
+            record = self._tracer.begin(f"POST {self._path}", route | url, request.headers)
         status = CLIENT_CLOSED_REQUEST  # if the HTTP server cancels this task
         try:
             response = await self._answer(request)
@@ -179,8 +180,7 @@ class Endpoint:
             request.release()
             self._backend.count_request(self._path, status)
             if record is not None and self._tracer is not None:
-                attributes = {"http.response.status_code": status}
-                self._tracer.end(record, attributes, request.id, failure=trace_failure(status))
+                self._tracer.end(record, {"http.response.status_code": status}, request.id, trace_failure(status))
 
     async def _answer(self, request: HttpRequest) -> Response:
         try:

@@ -219,21 +219,20 @@ class Tracer:
         }
         self._inputs |= record.inputs
 
-    def end(
-        self, record: RequestRecord, attributes: Mapping[str, Value], request_id: str, *, failure: str | None
-    ) -> None:
+    def end(self, record: RequestRecord, status: Mapping[str, Value], request_id: str, failure: str | None) -> None:
         """Ends a request, and queues its spans for the SDK's thread; does not block.
 
-        `failure`: None without a failure, empty if the attributes describe it, otherwise its description.
+        `status`: the attribute of the response's status. `failure`: None without a failure, empty if the status
+        describes it, otherwise its description.
         """
         _REQUEST.set(None)
         ended_s = self.clock.now_s()
         for serial in record.inputs:
             del self._inputs[serial]
-        counted = {"offramp.inputs": len(record.inputs), "offramp.request_id": request_id}
-        record.root.set_attributes({**attributes, **counted})
+        record.root.set_attributes({**status, "offramp.inputs": len(record.inputs), "offramp.request_id": request_id})
         if failure is not None:
             record.root.set_status(StatusCode.ERROR, failure or None)
+            record.root.set_attribute("error.type", str(next(iter(status.values()))))
         self._add(record.spans(ended_s), record, record.root)
         record.root.end(record.ns(ended_s))
 

@@ -223,7 +223,7 @@ class Rpcs:
             self._backend.count_request(path, status)
             if record is not None and self._tracer is not None:
                 result = {"rpc.grpc.status_code": int(code.value[0])}
-                self._tracer.end(record, result, request_id, failure=trace_failure(status))
+                self._tracer.end(record, result, request_id, trace_failure(status))
         return message_class(f"{name}Response")()
 
     async def _live(self, *_: object) -> Mapping[str, Any]:
