@@ -282,11 +282,9 @@ _READY: _Fields = {"answer": ModelReady, "other_responses": {"503": ("The model 
 _STREAMS: _Fields = {"response_types": (JSON, EVENTS), **_GENERATES}
 _HISTORY: _Fields = {"answer": {"type": "array", "items": OBJECT}, "parameters": (LIMIT,)}
 _PAGE: _Fields = {"response_types": (PAGE,)}
+_CACHED: _Fields = {"other_responses": {"304": ("The file is unchanged.", None)}}
 _LIVE: _Fields = {"response_types": (EVENTS,)}
-_ASSET: _Fields = {
-    "response_types": ("text/css", "text/javascript", PAGE, "image/svg+xml"),
-    "other_responses": {"304": ("The file is unchanged.", None)},
-}
+_ASSET: _Fields = {"response_types": ("text/css", "text/javascript", "image/svg+xml")}
 OPERATIONS: tuple[Operation, ...] = (
     _post("predict", "/predict", "Answer one input or a list of inputs", PredictBody, **_INFERS),
     _post("infer", MODEL + "/infer", "Open Inference Protocol v2", V2Body, rpc="ModelInfer", **_TENSORS),
@@ -312,9 +310,9 @@ OPERATIONS: tuple[Operation, ...] = (
     _get("metrics", "/metrics", "Metrics of all processes, for Prometheus", "503", response_types=("text/plain",)),
     _get("plan", "/plan", "The plan in force, and the reason for it", "503"),
     _get("plan_history", "/plan/history", "The last plans, newest first", "400", "503", **_HISTORY),
-    _get("page", "/dashboard", "The live page", **_PAGE),
+    _get("page", "/dashboard", "The live page", **_PAGE, **_CACHED),
     _get("events", "/dashboard/events", "The live page's stream of events, newest state once a second", "503", **_LIVE),
-    _get("asset", "/dashboard/{asset}", "A file of the live page", "404", **_ASSET),
+    _get("asset", "/dashboard/{asset}", "A file of the live page", "404", **_ASSET, **_CACHED),
     _get("openapi", "/openapi.json", "This description"),
     _get("docs", "/docs", "This description as a page, to read and try", **_PAGE),
 )
