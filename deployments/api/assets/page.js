@@ -117,7 +117,7 @@ function draw(state) {
 function notices({ service }) {
   return [
     service.suspended !== null && `Nothing is served: ${service.suspended}`,
-    service.controller === "silent" && "The controller does not answer. Serving goes on; plans, forecast and agreement are as it said last.",
+    service.controller === "silent" && "The controller does not answer. Serving continues. Plan, forecast and agreement are from its last report.",
   ].filter(Boolean);
 }
 
@@ -127,7 +127,7 @@ function drawFigures({ now, totals, drops, agreement, described, service }) {
   const budget = observed.accuracy_budget == null ? "no budget" : `budget: at least ${percent(1 - observed.accuracy_budget)}`;
   const seen = observed.inputs_seen == null ? "" : `, ${plural(observed.inputs_seen, "input")} seen`;
   const pruned = observed.pruned_agreement == null ? ""
-    : `; without the pruned words ${percent(observed.pruned_agreement, 2)} are answered as with them`;
+    : `; ${percent(observed.pruned_agreement, 2)} get the same answer without the pruned words`;
   const dropped = drops.reduce((sum, drop) => sum + drop.total, 0);
   const isLate = now.goodput_per_s < 0.99 * now.answered_per_s; // exact, while percentiles are ends of buckets
   patch(at("figures-of"), now.seconds === null ? "" : `over ${now.seconds.toFixed(0)} s`);
@@ -137,7 +137,7 @@ function drawFigures({ now, totals, drops, agreement, described, service }) {
     figure("p90", "p90", ms(now.p90_s), "ms", ""),
     figure("p99", "p99", ms(now.p99_s), "ms", isLate ? "beyond the SLO" : "", isLate),
     figure("waiting", "Queue", count(now.waiting + now.waiting_in_stages), "",
-      `${count(now.waiting)} here, ${count(now.waiting_in_stages)} in stages`),
+      `${count(now.waiting)} in ingresses, ${count(now.waiting_in_stages)} in stages`),
     figure("dropped", "Drops", decimal(drops.reduce((sum, drop) => sum + drop.per_s, 0)), "/s", `${count(dropped)} so far`),
     figure("agreement", "Agreement", percent(observed.agreement, 2).replace(" %", ""), observed.agreement == null ? "" : "%",
       (observed.within_budget === false ? "below the " : "") + budget + seen + pruned, observed.within_budget === false),
@@ -159,7 +159,7 @@ const perBlock = (numbers) => ({
 
 function drawBatches({ blocks, plan }) {
   if (!blocks.some((one) => one.fused !== null)) {
-    empty(at("batches"), NO_ANSWERS, " Batches are those that ran.");
+    empty(at("batches"), NO_ANSWERS, " Batches are shown once they have run.");
     return;
   }
   if (plan.chains.length > 1) {
@@ -217,13 +217,13 @@ function drawExits({ exits, early, service, plan, networks }) {
     exits.map((one, index) => [spec.names[index], count(one.answers), percent(one.share)]));
 }
 
-// Of a chain: what every network returned, and what it took to go on to it.
+// For each network of a cascade: its answers, and the crossings to it.
 function drawNetworks({ networks }) {
   at("networks-panel").hidden = !networks.length;
   if (!networks.length) return;
   const share = (value, digits) => (value === null ? "–" : percent(value, digits));
   patch(at("networks"), scroll("Networks of the chain, last 60 s",
-    ["Network", "Blocks", "Answers", "Share", "Returned", "Crossings", "Time of one", "Words pruned"],
+    ["Network", "Blocks", "Answers", "Share of answers", "Share of its inputs", "Crossings", "Time of a crossing", "Words pruned"],
     networks.map((one) => [one.name, `${one.first} to ${one.end - 1}${one.used ? "" : ", left out by the plan"}`, count(one.answers),
       share(one.share), share(one.returned), one.first === 0 ? "–" : `${decimal(one.crossings_per_s)}/s`,
       one.crossing_s === null ? "–" : `${ms(one.crossing_s)} ms`, share(one.pruned_words)])));
@@ -257,7 +257,7 @@ function drawSurvival({ survival, described, service }) {
 
 function drawTimes() {
   if (!past.length) {
-    for (const id of ["rates", "latency", "queue"]) empty(at(id), "The first seconds are awaited.");
+    for (const id of ["rates", "latency", "queue"]) empty(at(id), "Waiting for the first seconds.");
     return;
   }
   const rates = [["arriving", "line second", "arrived_per_s"], ["goodput", "line first", "goodput_per_s"]];
@@ -268,7 +268,7 @@ function drawTimes() {
   overTime("latency", "Latency percentiles, milliseconds", latencies, (seconds) => seconds && seconds * 1000, decimal,
     slo !== null && near ? { value: slo * 1000, text: "SLO" } : undefined);
   const inside = [["unanswered", "line second", "unanswered"], ["queued in stages", "line third", "waiting_in_stages"],
-    ["waiting here", "line first", "waiting"]];
+    ["waiting in ingresses", "line first", "waiting"]];
   overTime("queue", "Inputs inside the service", inside, (value) => value, count);
 }
 

@@ -94,7 +94,7 @@ const swatch = (colour) => h("i", { class: "swatch", style: { background: colour
 
 function facts(answer) {
   const rows = Object.entries(answer).filter(([name]) => name !== "request_id").map(([name, value]) => [name, String(value)]);
-  return scroll("What the service says", ["Field", "Value"], rows);
+  return scroll("Answer of the service", ["Field", "Value"], rows);
 }
 
 // Left, top, width and height of what the model is shown of an image, as the service cuts it.

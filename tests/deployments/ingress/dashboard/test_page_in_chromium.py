@@ -204,7 +204,7 @@ def test_a_suspended_service_and_silent_processes_are_shown(browser: Browser) ->
         page.wait_for_updates(1)
         assert page.page.locator(".notice").all_inner_texts() == [
             "Nothing is served: too few accelerators",
-            "The controller does not answer. Serving goes on; plans, forecast and agreement are as it said last.",
+            "The controller does not answer. Serving continues. Plan, forecast and agreement are from its last report.",
         ]
         assert page.text("#changes") == "No plan was made yet."
         service.ingresses_answer = False
