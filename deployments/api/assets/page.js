@@ -238,7 +238,8 @@ function drawSurvival({ survival, described, service }) {
     { name: "answers", css: "line third", values: survival },
   ];
   const series = all.filter((one) => one.values?.length).map((one) => ({ ...one, text: (share) => percent(share) }));
-  patch(at("survival-of"), forecast?.survival ? `forecast: ${forecast.how}` : "no forecast without a controller");
+  const without = service.controller === "none" ? "no forecast without a controller" : "no forecast yet";
+  patch(at("survival-of"), forecast?.survival ? `forecast: ${forecast.how}` : without);
   if (!series.length) {
     empty(at("survival"), NO_ANSWERS);
     return;
