@@ -57,7 +57,7 @@ const rounded = (number) => count(number === null ? null : Math.round(number));
 
 const short = (name) => name.slice(-8);
 
-const device = (stage) => (stage.time_scale === null ? stage.device : `${stage.device} (emulated, ${stage.time_scale} × slower)`);
+const device = (stage) => ((stage.time_scale ?? 1) === 1 ? stage.device : `${stage.device} (${stage.time_scale} × slower)`);
 
 function stageCard(stage, index) {
   return h("li", { class: "stage", style: { "flex-grow": String(stage.end - stage.first) } },

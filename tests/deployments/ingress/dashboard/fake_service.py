@@ -86,8 +86,9 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
         super().__post_init__()
         self._clock = MonotonicClock()
         self._began_s = self._clock.now_s()
-        paced = {"batch": [1], "block_s": [[1.0]], "ramp_s": [], "time_scale": 2.0}
-        fields = {"model": "none", "plan": plan(4).plan, "slo_s": 0.1, "emulated": {"emulated:V100": paced}}
+        paced = {"batch": [1], "block_s": [[1.0]], "ramp_s": []}
+        emulated = {"emulated:V100": paced | {"time_scale": 2.0}, "emulated:P100": paced | {"time_scale": 1.0}}
+        fields = {"model": "none", "plan": plan(4).plan, "slo_s": 0.1, "emulated": emulated}
         settings = ServeSettings.model_validate(fields)
         facts = ServiceFacts(card=self.card, settings=settings, image=image_facts(self.signature.codec))
         self.state = StateRoutes(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
