@@ -221,17 +221,15 @@ function drawExits({ exits, early, service, plan, networks }) {
 function drawNetworks({ networks }) {
   at("networks-panel").hidden = !networks.length;
   if (!networks.length) return;
-  const share = (value, digits) => (value === null ? "–" : percent(value, digits));
   patch(at("networks"), scroll("Networks of the chain, last 60 s",
     ["Network", "Blocks", "Answers", "Share of answers", "Share of its inputs", "Crossings", "Time of a crossing", "Words pruned"],
     networks.map((one) => [one.name, `${one.first} to ${one.end - 1}${one.used ? "" : ", left out by the plan"}`, count(one.answers),
-      share(one.share), share(one.returned), one.first === 0 ? "–" : `${decimal(one.crossings_per_s)}/s`,
-      one.crossing_s === null ? "–" : `${ms(one.crossing_s)} ms`, share(one.pruned_words)])));
+      percent(one.share), percent(one.returned), one.first === 0 ? "–" : `${decimal(one.crossings_per_s)}/s`,
+      one.crossing_s === null ? "–" : `${ms(one.crossing_s)} ms`, percent(one.pruned_words)])));
 }
 
 function drawSurvival({ survival, described, service }) {
   const forecast = described?.forecast;
-  const number = service.num_blocks;
   const all = [
     { name: "forecast", css: "line second", values: forecast?.survival },
     { name: "probes", css: "line first", values: described?.observed?.survival, dots: () => true },
@@ -245,7 +243,7 @@ function drawSurvival({ survival, described, service }) {
     return;
   }
   const spec = {
-    ...perBlock(Array.from({ length: number }, (_, block) => block)),
+    ...perBlock(Array.from({ length: service.num_blocks }, (_, block) => block)),
     label: "Share of inputs that reach each block, forecast and observed",
     series,
     band: forecast?.survival_low && { name: "interval", low: forecast.survival_low, high: forecast.survival_high },
