@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.boundary import Encoded, check_fit, entry_piece
 from earlyexit.network.model import EarlyExitModel, init_bridges
-from earlyexit.network.piece import Layout, Tensors, wait_for
+from earlyexit.network.piece import Layout, Tensors, halved, wait_for
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import ValueArray
 
@@ -268,21 +268,21 @@ ROUNDS = 5
 @torch.inference_mode()
 def importance_of(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
-) -> list[npt.NDArray[np.float32]]:
+) -> list[npt.NDArray[np.float16]]:
     """Returns the attention that each token receives, (N,) per input, summed over blocks, heads and queries.
 
-    Raises PlanError for networks that cannot measure it.
+    It is rounded as a network's end in a service rounds it. Raises PlanError for networks that cannot measure it.
     """
     if not model.backbone.measures_importance:
         raise PlanError(
             f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
             f"{model.info.family!r} cannot measure"
         )
-    importances: dict[int, npt.NDArray[np.float32]] = {}
+    importances: dict[int, npt.NDArray[np.float16]] = {}
     for rows in batches_by_length(encoded, batch):
         tensors, layout = pack([encoded[row] for row in rows], model.device)
         tensors = (*tensors, torch.zeros(layout.num_tokens, device=model.device))
-        importance_N = model.run_blocks(0, model.num_blocks, tensors, layout)[-1]
+        importance_N = halved(model.run_blocks(0, model.num_blocks, tensors, layout)[-1])
         of_inputs = torch.split(importance_N, layout.lengths_B.tolist())
         importances |= {row: each.cpu().numpy() for row, each in zip(rows, of_inputs, strict=True)}
         progress("attention", len(importances), len(encoded))

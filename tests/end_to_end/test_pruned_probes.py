@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from deployments.api.operations import InferRequest
@@ -56,8 +55,7 @@ def ends_of(cascade: TinyCascade) -> tuple[list[int], list[int]]:
     assert isinstance(codec, ChainCodec)
     attention = importance_of(network.members[0], codec.of(0).encode(cascade.texts))
     pruned = [
-        codec.pruned_for(1, 0, text, own_N.astype(np.float16).astype(np.float64), ALPHA).encoded
-        for text, own_N in zip(cascade.texts, attention, strict=True)
+        codec.pruned_for(1, 0, text, own_N, ALPHA).encoded for text, own_N in zip(cascade.texts, attention, strict=True)
     ]
     whole = codec.of(1).encode(cascade.texts)
     last = NETWORKS[1] - NETWORKS[0] - 1
