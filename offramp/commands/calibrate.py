@@ -476,7 +476,7 @@ def _calibrate_decoder(folder: Path, data: LabelledRows, job: CalibrateJob, prog
 
     As in the training of the ramps, prompts are texts or user messages of a chat.
     """
-    model = load_model(folder)
+    model = load_model(folder, dtype=getattr(torch, job.dtype))
     codec, task, learned = find_codec(model.info.codec, folder), model.task, model.info.provenance
     assert isinstance(codec, PromptCodec)
     assert isinstance(task, TokenTask)

@@ -217,6 +217,8 @@ def test_decaying_thresholds_are_found_stored_and_applied(taught: Path, start: t
     place_N = np.concatenate([np.arange(len(each)) for each in rows])
     calms_N = np.minimum((raw.scores_NR[:, 1] - 0.1 * np.exp(-place_N / 2)) / 0.9, 1.0)
     assert records.scores_NR[:, 1] == pytest.approx(calms_N, abs=1e-6)
+    _, coarse = calibrate(folder, PROMPTS, JOB.model_copy(update={"dtype": "bfloat16"}))
+    assert 0 < np.abs(coarse.scores_NR[0] - raw.scores_NR[0]).max() < 0.05, "the model ran in bfloat16"
 
     # What records say of thresholds is what the policy does, up to the first token that is another.
     thresholds = {1: float(np.quantile(records.scores_NR[:, 1], 0.6))}
