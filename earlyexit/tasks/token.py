@@ -22,8 +22,9 @@ CANDIDATES = 64
 class TokenTask(Task):
     """An answer is the most probable tokens, in order, with their log-probabilities. Outputs are logits, (B, V).
 
-    The ingress samples one of them, so that the device's work does not depend on the request's temperature. Two answers
-    agree if their first tokens are equal.
+    Of equally probable tokens, which are common in bfloat16, the smallest is first, as in `argmax`. The ingress samples
+    a token, so that the device's work does not depend on the request's temperature. Two answers agree if their first
+    tokens are equal.
     """
 
     name = "token"
@@ -49,8 +50,11 @@ class TokenTask(Task):
         """Returns tokens and their log-probabilities, float32 (B, 2, K). float32 is exact for tokens up to 2**24."""
         import torch
 
-        best = outputs_BC.topk(min(CANDIDATES, self.vocab_size))
-        return torch.stack([best.indices.float(), best.values - outputs_BC.logsumexp(-1, keepdim=True)], dim=1)
+        best = outputs_BC.topk(min(CANDIDATES, self.vocab_size), sorted=False)
+        token_BK, by_token_BK = best.indices.sort()
+        logit_BK, order_BK = best.values.gather(1, by_token_BK).sort(descending=True, stable=True)
+        log_total_B1 = outputs_BC.logsumexp(-1, keepdim=True)
+        return torch.stack([token_BK.gather(1, order_BK).float(), logit_BK - log_total_B1], dim=1)
 
     def score(self, outputs_BC: Tensor) -> Tensor:
         """Returns the probability of the first token minus the second's (softmax response, Schuster et al. 2022)."""

@@ -129,7 +129,8 @@ def test_the_answer_is_the_most_probable_tokens_with_log_probabilities() -> None
     task = find_task({"name": "token", "vocab_size": 5, "ends": [2]})
     logits_BC = torch.log(torch.tensor([[1.0, 5.0, 2.0, 1.0, 1.0], [4.0, 1.0, 3.0, 1.0, 1.0]])) + 7.0
     answer_B2k = task.answer(logits_BC)
-    assert answer_B2k[:, 0, :2].tolist() == [[1, 2], [0, 2]]
+    assert answer_B2k[:, 0].tolist() == [[1, 2, 0, 3, 4], [0, 2, 1, 3, 4]]
+    assert TOKENS.answer(torch.arange(80)[None] // 2 * 1.0)[0, 0].tolist() == [k ^ 1 for k in range(79, 15, -1)]
     assert_allclose(answer_B2k[:, 1, :2].exp(), [[0.5, 0.2], [0.4, 0.3]], rtol=1e-5)
     assert_allclose(task.score(logits_BC), [0.3, 0.1], atol=1e-6)
     early, full = answer_B2k.numpy(), answer_B2k.flip(0).numpy()
