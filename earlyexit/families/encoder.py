@@ -189,7 +189,6 @@ class EncoderBackbone(Backbone):
         fills = self.fills_rows and not measured and padded_num_rows(len(hidden_ND)) > len(hidden_ND)
         rows = len(hidden_ND) if fills else None
         hidden_ND = hidden_ND if rows is None else pad_rows(hidden_ND)
-        measured = [each.float() for each in measured]  # in half precision, sums over blocks would lose small terms
         for index in range(first, end):
             hidden_ND, *received = self.blocks[index](hidden_ND, layout, masks, rows, measures=bool(measured))
             measured = [sum_N + received_N for sum_N, received_N in zip(measured, received, strict=True)]

@@ -60,7 +60,7 @@ class SegmentRunner(Protocol):
 def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
     """Returns the piece on the network's device. Without a state it gets the policy's initial state.
 
-    Hidden states in float16 are converted to the network's dtype.
+    float16, of hidden states of float32 networks and of `importance`, is converted to float32.
     """
     if wire.state_BS is not None:
         state_BS = to_device(_tensor(wire.state_BS), network.device)
@@ -75,7 +75,7 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
         sample_ids=wire.sample_ids,
         next_block=wire.next_block,
         lengths_B=wire.lengths_B,
-        tensors=tuple(each.to(network.dtype) if each.dtype == torch.float16 else each for each in tensors),
+        tensors=tuple(each.float() if each.dtype == torch.float16 else each for each in tensors),
         state_BS=state_BS,
     )
 

@@ -122,6 +122,7 @@ def test_hidden_states_travel_in_half_precision_and_nothing_else_does(small_mode
     assert [values.dtype for values in back.tensors] == [values.dtype for values in piece.tensors]
     assert back.tensors[0].flatten().tolist() == [1.0, -2.5, pytest.approx(0.1, rel=2**-11)]
     assert back.state_BS.equal(piece.state_BS), "far below the least of half precision"
+    assert from_wire(small_model.bfloat16(), wire, ConfidencePolicy(0.5)).tensors[0].equal(back.tensors[0])
     assert all(one.equal(other) for one, other in zip(back.tensors[1:], piece.tensors[1:], strict=True))
 
 
