@@ -52,6 +52,7 @@ class VotingPolicy(ExitPolicy):
 
     name = "voting"
     labels_only = True
+    state_dtype = torch.int16  # not patience's: after a change of plan, its state of two labels is not taken for votes
 
     def __init__(self, votes: int) -> None:
         if votes < 1:
