@@ -299,7 +299,7 @@ def _fingerprint(model: EarlyExitModel) -> str:
 
 
 # Part of the name of every file. Increase it if `_ModelGraph` or the export changes, so that old files are not used.
-EXPORT_VERSION = 8
+EXPORT_VERSION = 9
 # The first opset with Gelu as one node. From opset 23 on, attention is one node too, but ONNX Runtime 1.31 does not
 # accept a mask that is the same for all queries.
 OPSET = 20
@@ -412,7 +412,7 @@ def index_tensors(model: EarlyExitModel) -> tuple[str, ...]:
     """Returns the names of the tensors of a `Layout` that the model's graph takes beside the values."""
     if model.max_length == 1:
         return ("lengths_B1",)  # for the number of inputs
-    return ("mask_BT", "place_N", "owner_RT", "row_place_N", "position_N", "first_token_B", "lengths_B1")
+    return "mask_BT", "place_N", "owner_RT", "row_place_N", "position_N", "first_token_B", "last_token_B", "lengths_B1"
 
 
 def names_before(model: EarlyExitModel, block: int) -> list[str]:

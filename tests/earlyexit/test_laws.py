@@ -17,7 +17,7 @@ from earlyexit.foreign import open_foreign
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Answer, Encoded, Segment, stack_values
-from earlyexit.network.checkpoint import load_pretrained
+from earlyexit.network.checkpoint import RampOptions, load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -64,7 +64,7 @@ def own(name: str, codec: NamedSpec | None = None) -> EarlyExitModel:
 TEXT, IMAGE = {"name": "text", "max_length": 16}, {"name": "image", "height": 8, "width": 8}
 NETWORKS: Mapping[str, Callable[[], EarlyExitModel]] = {
     **{family: partial(small, family=family) for family in ("bert", "distilbert", "roberta", "mpnet")},
-    "pairs": partial(small, token_types=2, num_blocks=2),
+    "pairs": partial(small, token_types=2, num_blocks=2, ramps=RampOptions(pooling="last")),
     "own, padded": partial(own, "tests.earlyexit.families.test_own_family:build"),
     "own, of tensors": partial(own, "tests.earlyexit.families.convolutions:build", IMAGE),
     **MODELS,
