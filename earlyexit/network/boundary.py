@@ -130,12 +130,10 @@ def rest_of(block: int, splits: Sequence[Split], fallback: Sequence[Split] = ())
 
 DType = Literal["float", "int32", "uint8"]
 """`float` is the float type in which the model was loaded."""
-BYTES: dict[DType, int] = {"float": 4, "int32": 4, "uint8": 1}
 FloatName = Literal["float32", "bfloat16"]
 """The float types in which networks compute."""
-FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number."""
-HALF_BYTES = 2
 NUMPY: dict[DType, np.dtype[np.generic]] = {
     "float": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
@@ -171,7 +169,7 @@ Boundary = tuple[TensorSpec, ...]
 
 def hop_float_bytes(dtype: str, hop_dtype: HopDtype) -> int:
     """Returns the bytes of one `float` number between processes, for a model in `dtype`."""
-    return FLOAT_BYTES[dtype] if hop_dtype == "same" else HALF_BYTES
+    return FLOAT_BYTES[dtype if hop_dtype == "same" else hop_dtype]
 
 
 def takes_images(inputs: Boundary) -> bool:
@@ -179,12 +177,12 @@ def takes_images(inputs: Boundary) -> bool:
     return len(inputs) == 1 and not inputs[0].per_token and len(inputs[0].shape) == IMAGE_AXES
 
 
-def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_bytes: int = BYTES["float"]) -> float:
-    """Returns the bytes of one input of `length` tokens at a boundary."""
+def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_bytes: int = 4) -> float:
+    """Returns the bytes of one input of `length` tokens at a boundary, by default of a float32 model."""
     return sum(
         math.prod(each.shape)
         * (length if each.per_token else 1)
-        * (float_bytes if each.dtype == "float" else BYTES[each.dtype])
+        * (float_bytes if each.dtype == "float" else NUMPY[each.dtype].itemsize)
         for each in boundary
     )
 
@@ -421,6 +419,12 @@ def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
         return [PackedArray.of(row, pack=pack) for row in array]
     values: list[Value] = array.tolist()
     return values
+
+
+def array_of(value: Value) -> npt.NDArray[Any]:
+    """Returns an answer that is an array, read-only."""
+    assert isinstance(value, PackedArray)
+    return value.numpy()
 
 
 def stack_values(values: Sequence[Value]) -> npt.NDArray[Any]:

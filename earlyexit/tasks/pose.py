@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import MAX_SIDE, Column, PackedArray, Value
+from earlyexit.network.boundary import MAX_SIDE, Column, Value, array_of
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import check_whole, listed_names
 
@@ -132,10 +132,9 @@ class PoseTask(Task):
         return near_BJ.sum(1, dtype=np.int64), visible_BJ.sum(1, dtype=np.int64)
 
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        assert isinstance(value, PackedArray)
         keypoints = [
             {"joint": name, "x": round(x, 3), "y": round(y, 3), "score": round(probability, 6)}
-            for name, (x, y, probability) in zip(self.joint_names, value.numpy().tolist(), strict=True)
+            for name, (x, y, probability) in zip(self.joint_names, array_of(value).tolist(), strict=True)
         ]
         return {"keypoints": keypoints, "score": round(score, 6)}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import MAX_SIDE, Column, PackedArray, Value
+from earlyexit.network.boundary import MAX_SIDE, Column, Value, array_of
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import MOST_CLASSES, check_whole, colours, listed_names, read_mask, to_png
 from earlyexit.tasks.label import distillation_loss
@@ -123,7 +123,7 @@ class SegmentationTask(Task):
         return {"pixel_accuracy": float(correct_C.sum() / max(int(actual_C.sum()), 1)), "mean_iou": mean_iou}
 
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        class_map_HW = _array(value)
+        class_map_HW = array_of(value)
         file = base64.b64encode(to_png(class_map_HW, self.num_outputs)).decode()
         counts_C = np.bincount(class_map_HW.reshape(-1), minlength=self.num_outputs)
         palette = colours(self.num_outputs)
@@ -140,7 +140,7 @@ class SegmentationTask(Task):
         return {"class_map": file, "classes": present, "score": round(score, 6)}
 
     def to_content(self, content_type: str, value: Value) -> bytes:
-        return to_png(_array(value), self.num_outputs)
+        return to_png(array_of(value), self.num_outputs)
 
     @property
     def json_schema(self) -> Mapping[str, Any]:
@@ -204,8 +204,3 @@ class SegmentationTask(Task):
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, softness: float) -> Tensor:
         """Returns cross-entropy to the full model's softened probabilities, over the map's pixels."""
         return distillation_loss(outputs_BC, full_BC, softness)
-
-
-def _array(value: Value) -> ValueArray:
-    assert isinstance(value, PackedArray)
-    return value.numpy()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import Column, PackedArray, Value
+from earlyexit.network.boundary import Column, Value, array_of
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
 from earlyexit.tasks.label import label_loss
 
@@ -87,5 +87,4 @@ class TokenTask(Task):
 
 def first_token(value: Value) -> int:
     """Returns the most probable token of an answer."""
-    assert isinstance(value, PackedArray)
-    return int(value.numpy()[0, 0])
+    return int(array_of(value)[0, 0])

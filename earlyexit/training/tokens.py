@@ -21,7 +21,7 @@ from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.network.boundary import Answer, Encoded, PackedArray, entry_piece
+from earlyexit.network.boundary import Answer, Encoded, array_of, entry_piece
 from earlyexit.network.model import Cut, EarlyExitModel, from_wire
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.base import ExitPolicy
@@ -133,8 +133,7 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
         for step in cut.run(admitted_piece(model, steps, options.policy)):
             for answer in step.answers:
                 sequence, generated = active[int(answer.sample_id)]
-                assert isinstance(answer.value, PackedArray)
-                result = sequence.answered(answer.value.numpy(), answer.exit)
+                result = sequence.answered(array_of(answer.value), answer.exit)
                 assert result is not None, "each step has the whole prompt"
                 generated.answer.append(result.token)
                 generated.exits.append(result.exit)
