@@ -413,7 +413,8 @@ class Load(NamedTuple):
     traffic, its tail is exponential (Kingman 1962; Köllerström 1974 for m servers). At R inputs per second, a wait
     exceeds w with probability a exp(-w/t), where t = R E[x^2] / (2 m (m - R E[x])). The probability that all replicas
     are busy is about a = r^(sqrt(2(m+1)) - 1) with r = R E[x] / m (Sakasegawa 1977). In a batch of b inputs that takes
-    T, each input adds T/b, so larger batches make queues steadier.
+    T, each input adds T/b, so larger batches make queues steadier. A batch takes at most D, its time if it skips no
+    block, so the variance of its time is at most T (D - T), which adds T/b (D - T) to the mean square.
     """
 
     rate_per_s: float
@@ -452,7 +453,8 @@ def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
             before_s, square_s2, reached_by = 0.0, 0.0, 1.0
             for each in (each for each in figures.splits if each.stage_index == index):
                 seconds = each.seconds / each.batch_at_block[0] * (1.0 if each.split.tokens is None else mean)
-                square_s2 += each.reached_by * ((before_s + seconds) ** 2 - before_s**2)
+                skipped_s = max(0.0, each.inside_s - each.seconds)
+                square_s2 += each.reached_by * ((before_s + seconds) ** 2 - before_s**2 + seconds * skipped_s)
                 before_s, reached_by = before_s + seconds, each.reached_by
             chain_loads.append(Load(rate_per_s, stage.replicas, own.work_s, square_s2 * spread))
             if link_s := stage.replicas / own.hop_rate_per_s:

@@ -184,6 +184,10 @@ def test_the_longest_queue_counts_in_full_and_the_others_with_their_means() -> N
     assert [tuple(each) for each in found] == [pytest.approx(tuple(each)) for each in expected]
     (_, tail_s), (link_mean_s, _), (mean_s, _) = (each.queue_s(0.01) for each in expected)
     assert queue_s(problem, stages, evaluate(problem, stages)) == pytest.approx(tail_s + link_mean_s + mean_s)
+    # One of 4 batches takes 11 ms, because both inputs leave at ramp 0. The others take 51 ms.
+    alone = (stage(split(0, 3, 0, batch=2)),)
+    [[found_alone]] = loads(problem, alone, evaluate(problem, alone))
+    assert found_alone.square_s2 == pytest.approx((0.041 / 2) ** 2 + 0.041 * (0.051 - 0.041) / 2)
 
 
 def test_rounding_differences_are_no_violations() -> None:

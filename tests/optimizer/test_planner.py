@@ -60,7 +60,7 @@ def test_the_planner_equals_brute_force_and_proves_optimality(strategy: Strategy
 
 def test_the_best_plan_with_room_for_queues_is_no_dearer_than_one_of_another_strategy() -> None:
     # Without queues, a slower plan is as cheap and quicker. It has no room for queues.
-    problem = replace(random_problem(98), objective=MinimizeCost(rate_per_s=71, in_time=0.99))
+    problem = replace(random_problem(98), objective=MinimizeCost(rate_per_s=53, in_time=0.99))
     best, other = planned(problem), planned(problem, "early-exit")
     assert best.figures.usd_per_hour == best.bound == other.figures.usd_per_hour
     assert (best.strategy, best.gap) == ("best", 0)
@@ -132,8 +132,7 @@ def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -
 def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: MaximizeRate | MinimizeCost) -> None:
     asked = replace(small_problem(), objective=objective)
     exact = planned(asked)
-    given_up = solve(asked, searches=(partial(search_exactly, max_labels=MOST), search_at_scale))
-    assert isinstance(given_up, Planned)
+    given_up = planned(asked, searches=(partial(search_exactly, max_labels=MOST), search_at_scale))
     assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []
     if isinstance(objective, MinimizeCost):
         assert given_up.bound <= exact.figures.usd_per_hour * (1 + 1e-9)

@@ -121,17 +121,15 @@ def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: S
 )
 def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: int, counts: dict[str, int]) -> None:
     problem = cluster_problem(num_blocks, counts)
-    decision, exact = solve(problem, searches=(search_at_scale,)), solve(problem)
+    decision, exact = planned(problem, searches=(search_at_scale,)), solve(problem)
     assert not is_too_big(problem, SPACES["best"])
     assert_between(problem, decision, exact)
-    assert isinstance(decision, Planned)
     assert decision.gap == pytest.approx(1 - decision.figures.rate_per_s / decision.bound)
     assert decision.gap < 0.1
 
 
 def test_a_rate_above_the_capacity_is_refused_with_the_highest_possible_rate() -> None:
-    fastest = solve(cluster_problem(12, {"V100": 16}), searches=(search_at_scale,))
-    assert isinstance(fastest, Planned)
+    fastest = planned(cluster_problem(12, {"V100": 16}), searches=(search_at_scale,))
     problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=2 * fastest.bound))
     decision = solve(problem, searches=(search_at_scale,))
     assert isinstance(decision, NoPlan)
