@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from optimizer.cost.evaluate import Evaluation, best_value, evaluate, merit, objective_value, violations
+from optimizer.cost.evaluate import TOLERANCE, Evaluation, best_value, evaluate, merit, objective_value, violations
 from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 from optimizer.search.space import Space
@@ -29,8 +29,6 @@ def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
 
 Binding = Literal["ingress", "devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
 """The last three exist for generation only: time to first token, concurrent sequences, and KV cache memory."""
-ROUNDING = 1e-9
-"""Relative tolerance of rates, so that rounding does not add a replica."""
 SLO_RESOLUTION = 1e-3
 """Relative resolution of the nearest SLO if plans are found quickly."""
 
@@ -54,7 +52,7 @@ def plan_at_rate(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: floa
     """Returns the feasible plan with the replicas that a rate needs, or None."""
     pairs = zip(stages, evaluate(problem, stages).stages, strict=True)
     alone = [min(figures.rate_per_s, figures.hop_rate_per_s) / stage.replicas for stage, figures in pairs]
-    counts = [max(1, math.ceil(rate_per_s / each * (1 - ROUNDING))) for each in alone]
+    counts = [max(1, math.ceil(rate_per_s / each * (1 - TOLERANCE))) for each in alone]
     return if_feasible(problem, with_replicas(stages, counts))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from optimizer.cost.evaluate import TOLERANCE, best_value, merit
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
-from optimizer.search.decision import ROUNDING, FeasiblePlan, Found, joined, plan_at_rate
+from optimizer.search.decision import FeasiblePlan, Found, joined, plan_at_rate
 from optimizer.search.label_search import (
     ABORTED,
     CLOSED,
@@ -91,7 +91,7 @@ def limits_of_plans(
     `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit.
     """
     problem, usd_C = planes.problem, planes.usd_C
-    affordable_C = [usd_per_hour * (1 + ROUNDING) // usd if usd else math.inf for usd in usd_C]
+    affordable_C = [usd_per_hour * (1 + TOLERANCE) // usd if usd else math.inf for usd in usd_C]
     count_C = np.minimum(planes.count_C, affordable_C)
     limit_s = problem.slo.limit_s if limit_s is None else limit_s
     used_C, latency, budget = prices.work_C + prices.hop_C, prices.latency, usd_per_hour
@@ -102,7 +102,7 @@ def limits_of_plans(
         latency, budget = latency * rate_per_s, prices.usd * usd_per_hour
         idle_C = np.maximum(used_C - prices.usd * usd_C, 0.0)
     return limits_of_prices(used_C * rate_per_s, latency, rate_per_s, space)._replace(
-        max_price=float(budget + idle_C @ count_C + latency * limit_s) * (1 + ROUNDING),
+        max_price=float(budget + idle_C @ count_C + latency * limit_s) * (1 + TOLERANCE),
         limit_s=float(limit_s),
         wait_share=float(wait_share),
         is_whole=True,
@@ -176,14 +176,12 @@ class ExactSearch:
         the lowest up, because the number of labels grows with the budget.
         """
         simpler = self._simpler().least_cost(rate_per_s) if self.space.splits_per_stage else self._found(None, math.inf)
-        fastest, width = self._planes.highest_rate(enough=rate_per_s), WIDE
+        fastest, width, problem = self._planes.highest_rate(enough=rate_per_s), WIDE, self.graph.problem
         if fastest.value < rate_per_s * (1 - TOLERANCE):
             return self._found(None, math.inf)
         bound = self._planes.tightened(fastest)
-        self._prices, most_usd = bound.prices, self.graph.problem.max_usd_per_hour * (1 + TOLERANCE)
-        most_usd = min(
-            most_usd, self.incumbent * (1 + RESOLUTION), simpler.value(self.graph.problem) * (1 - RESOLUTION)
-        )
+        self._prices, known_usd = bound.prices, simpler.value(problem) * (1 - RESOLUTION)
+        most_usd = min(problem.max_usd_per_hour * (1 + TOLERANCE), self.incumbent * (1 + RESOLUTION), known_usd)
         low, is_possible = max(bound.value * (1 - TOLERANCE), most_usd * LEAST_SHARE), True
         proven = min(low, bound.value)
         while is_possible and low <= most_usd:  # no plan costs less than `proven`
@@ -203,7 +201,7 @@ class ExactSearch:
                 return self._found(best, best.figures.usd_per_hour)
             low = proven = usd
             is_possible, width = usd < most_usd, self._after_none(width)
-        return replace(simpler, bound=simpler.value(self.graph.problem))
+        return replace(simpler, bound=simpler.value(problem))
 
     def _found(self, best: FeasiblePlan | None, bound: float) -> Found:
         return Found(plans=(best, *reversed(self._plans)) if best else (), bound=bound)

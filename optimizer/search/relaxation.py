@@ -8,13 +8,14 @@ rates and costs, each step is halved towards the best prices so far; for times, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.highs import Program
+from optimizer.search.master import MAX_USES
 from optimizer.search.space import Space, payable_names
 from optimizer.search.step import FloatArray
 from optimizer.search.tables import tables_of
@@ -120,10 +121,16 @@ class CuttingPlanes:
     def tightened(self, start: DualBound) -> DualBound:
         """Returns a bound on the objective, a rate or a cost, from the prices of a bound on the rate or on the cost.
 
-        If the cost is minimized, `highest_rate` must not exclude the required rate.
+        If the cost is minimized, `highest_rate` must not exclude the required rate. A plan uses whole devices, so no
+        bound is between two costs of whole devices, unless there are too many of these costs.
         """
         rate_per_s = self.problem.required_per_s
-        return self._maximized(start.prices, rate_per_s or start.value * (1 + 1e-9), rate_per_s)
+        bound = self._maximized(start.prices, rate_per_s or start.value * (1 + 1e-9), rate_per_s)
+        if rate_per_s is None or np.prod(self.count_C + 1) > MAX_USES:
+            return bound
+        usd_U = self.usd_C @ np.indices([int(count) + 1 for count in self.count_C]).reshape(len(self.names), -1)
+        is_possible_U = usd_U >= bound.value - TOLERANCE * usd_U.max()
+        return replace(bound, value=float(usd_U.min(where=is_possible_U, initial=math.inf)))
 
     def _maximized(
         self, prices: Prices, fill_rate: float, rate_per_s: float | None, enough: float = math.inf, least: float = 0.0

@@ -247,6 +247,10 @@ def test_a_master_problem_with_units_of_devices_proves_nothing(monkeypatch: pyte
     assert num_plans > 0
 
 
+def test_no_bound_is_between_two_costs_of_whole_accelerators() -> None:
+    assert planned(replace(random_problem(9), most_chains=3)).gap == 0
+
+
 def test_with_the_strategy_serial_every_chain_is_one_stage() -> None:
     problem = replace(random_problem(18), most_chains=2)
     assert all(stage.end - stage.first == problem.num_blocks for stage in planned(problem, "serial").stages)
