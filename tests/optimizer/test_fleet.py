@@ -87,3 +87,12 @@ def test_models_are_served_even_if_time_is_over_before_the_planner_is_compiled(c
     clock = itertools.count()
     division = solve_fleet(fleet, time_limit_s=0.5, now_s=lambda: float(next(clock)))
     assert 0 < division.merit(fleet) <= division.bound
+
+
+def test_models_are_planned_one_after_the_other_if_no_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = on(next(each for each in SMALL if best_of_all(on(each, 2, 2), 1)), 40, 40, rate_per_s=1.0)
+    fleet = Fleet(models={"m": FleetModel(problem, 1.0), "n": FleetModel(problem, 1.0)})
+    monkeypatch.setattr("optimizer.search.fleet.columns.exact_columns", lambda *_: [])
+    monkeypatch.setattr("optimizer.search.fleet.columns._rounded", lambda _: ((), ()))
+    division = solve_fleet(fleet, time_limit_s=60.0, now_s=lambda: 0.0)
+    assert division.bound <= -division.merit(fleet) < math.inf

@@ -144,10 +144,6 @@ class Master:
         rate_Q = np.where(relative_Q > UNUSED, relative_Q, 0.0) * self.unit_Q
         return rate_Q, usd_C + price_C, solution.objective * unit
 
-    def share(self, rate_Q: FloatArray) -> float:
-        """Returns the share of the models at these rates of the chains."""
-        return float((self.own_MQ @ rate_Q / self.fleet.rate_M).min())
-
     def near(self, rate_Q: FloatArray, price_C: FloatArray) -> Master:
         """Returns the master problem of the chains in use, and of the cheapest chains of each model."""
         price_Q = price_C @ self.work_CQ
@@ -168,7 +164,7 @@ class ColumnGeneration:
     """Bounds on the share or the cost, each with the prices of a device second that prove it."""
     _columns: dict[tuple[int, tuple[Stage, ...]], Column] = field(default_factory=dict)
 
-    def master(self) -> tuple[Master, FloatArray, FloatArray] | None:
+    def master(self) -> tuple[Master, FloatArray, FloatArray, float] | None:
         """Returns the master problem with its solution, or None if a model has no chain that meets its SLO."""
         prices = [self.prices.price_C]
         # Chains of one device type leave less to round.
@@ -185,7 +181,7 @@ class ColumnGeneration:
             if objective >= least - GAIN * abs(objective) or self.space.is_over():
                 break
             least, prices = objective, [price_C]
-        return master, rate_Q, price_C
+        return master, rate_Q, price_C, objective
 
     def _price(self, price_C: FloatArray) -> None:
         """Adds chains of each model at these prices of a device second.
@@ -230,13 +226,13 @@ def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Divis
     bound = worst_value(fleet.problems[0], [prices.bound, bound])
     divisions = [Division(bound=bound, stages=tuple(() for _ in fleet.problems))]
     if solved is not None:
-        master, rate_Q, price_C = solved
+        master, rate_Q, price_C, objective = solved
         divisions.append(replace(divisions[0], stages=_rounded(master.near(rate_Q, price_C))))
         if fleet.count_C.sum() <= MAX_SEARCHED and not space.is_over():
             chains_M = with_searched_chains(master, space)
-            most_share = 1.0 if fleet.is_cost else master.share(rate_Q)
-            exact = Master(fleet, exact_columns(fleet, chains_M, proving_C, most_share))
-            divisions.append(replace(divisions[0], stages=_rounded(exact)))
+            most_share = 1.0 if fleet.is_cost else -objective
+            if columns := exact_columns(fleet, chains_M, proving_C, most_share):
+                divisions.append(replace(divisions[0], stages=_rounded(Master(fleet, columns))))
     return max(divisions, key=lambda each: each.merit(fleet))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,11 @@ from optimizer.search.space import SPACES
 from optimizer.search.step import FloatArray
 from optimizer.search.tables import tables_of
 from optimizer.search.walks import Prices, Walk, WalkRelaxation
+
+
+def used_by(stages: Sequence[Stage], fleet: Fleet) -> FloatArray:
+    """Returns the devices that stages use."""
+    return np.array([sum(stage.replicas for stage in stages if stage.device == name) for name in fleet.names], float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +37,13 @@ class Division:
 
         If a plan breaks a limit, the share is 0, and the cost is infinite.
         """
-        shares, used, none = list[float](), Counter[str](), -math.inf if fleet.is_cost else 0.0
+        shares, none = list[float](), -math.inf if fleet.is_cost else 0.0
         for problem, stages, rate_per_s in zip(fleet.problems, self.stages, fleet.rate_M, strict=True):
             figures = evaluate(problem, stages) if stages else None
             if figures is None or violations(problem, stages, figures):
                 return none
             shares.append(figures.rate_per_s / rate_per_s)
-            for stage in stages:
-                used[stage.device] += stage.replicas
-        used_C = np.array([used[name] for name in fleet.names])
+        used_C = used_by([stage for stages in self.stages for stage in stages], fleet)
         if (used_C > fleet.count_C).any():
             return none
         return float(-used_C @ fleet.usd_C if fleet.is_cost else min(shares))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
+from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import worst_value
 from optimizer.problems.fleet import Fleet, FleetModel
 from optimizer.problems.tokens import in_tokens, with_budgets
-from optimizer.search.decision import gap_between
-from optimizer.search.fleet.columns import divided_by_columns
-from optimizer.search.fleet.prices import Division, priced
+from optimizer.search.decision import Planned, gap_between
+from optimizer.search.fleet.columns import MAX_SEARCHED, divided_by_columns
+from optimizer.search.fleet.prices import Division, priced, used_by
 from optimizer.search.fleet.sets import divided_by_sets
-from optimizer.search.space import SPACES, TimeLimit
+from optimizer.search.planner import solve
+from optimizer.search.space import SPACES, Space, TimeLimit
 
 MAX_SETS = 1000
 """Different sets of devices, among which the models' chains are divided exactly."""
@@ -44,6 +47,26 @@ def solve_fleet(fleet: Fleet, *, time_limit_s: float, now_s: Callable[[], float]
         divisions.append(divided_by_columns(inner, prices, space))
     best = max(divisions, key=lambda each: each.merit(inner))
     bound = worst_value(fleet.problems[0], [each.bound for each in divisions])
+    is_small = inner.count_C.sum() <= MAX_SEARCHED
+    if inner.is_cost and is_small and not space.is_over() and gap_between(abs(best.merit(inner)), bound) > GAP:
+        divisions += _planned_again(inner, best, space)
+        best = max(divisions, key=lambda each: each.merit(inner))
     pairs = zip(fleet.problems, best.stages, strict=True)
     stages = tuple(own if problem.lengths is None else with_budgets(problem, own) for problem, own in pairs)
     return Division(bound=bound, stages=stages)
+
+
+def _planned_again(fleet: Fleet, division: Division, space: Space) -> Iterator[Division]:
+    """Yields divisions in which one model after the other is planned on the devices that the others leave.
+
+    A division's chains may serve more than the model's rate, at which their batches then fill too slowly.
+    """
+    stages_M = list(division.stages)
+    for model in range(len(stages_M)):
+        others = [stage for own in (*stages_M[:model], *stages_M[model + 1 :]) for stage in own]
+        left_C = fleet.count_C - used_by(others, fleet)
+        with suppress(PlanError):  # none was found in time
+            alone = fleet.problem_on(model, left_C.astype(int).tolist())
+            found = solve(alone, space.with_share(1 / (len(stages_M) - model)))
+            stages_M[model] = found.stages if isinstance(found, Planned) else stages_M[model]
+            yield replace(division, stages=tuple(stages_M))
