@@ -124,7 +124,7 @@ def _budgets(problem: PlanProblem, device: str) -> dict[int, int]:
             budgets[round(filled)] = budget
     if not budgets:
         raise PlanError(
-            f"latency of {device}: inputs have {lengths.mean * factor:.4g} tokens, but the largest measured batch has "
-            f"{most_tokens(table)}"
+            f"latency of {device}: batches of these inputs have {filled * factor:.4g} tokens on average, but the "
+            f"largest measured batch has {most_tokens(table)}"
         )
     return budgets
