@@ -6,12 +6,11 @@ import io
 import json
 import logging
 import sqlite3
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
-from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
@@ -106,6 +105,7 @@ CREATE TABLE IF NOT EXISTS plans (
 );
 CREATE TABLE IF NOT EXISTS events (at_s REAL NOT NULL, kind TEXT NOT NULL, words TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS standing (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+DELETE FROM plans WHERE NOT (json_valid(placed) AND json_valid(ifnull(gained, 'null')));
 """
 
 
@@ -128,6 +128,7 @@ class History:
         try:
             # Serve may create and run a replica in different threads, but never uses two at a time.
             connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # readers refuse damaged text
             _check_owner(connection, path, app)  # before anything is written to the file
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -135,7 +136,7 @@ class History:
             with connection:  # all or nothing: a file without an owner would be refused
                 connection.executescript(f"BEGIN; {TABLES}")
                 connection.executemany("INSERT OR IGNORE INTO file VALUES (?, ?)", owner.items())
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
         return cls(connection)
 
@@ -243,7 +244,7 @@ def _check_owner(connection: sqlite3.Connection, path: Path, app: str) -> None:
         raise DataError(
             f"{path} has schema {found.get('schema_version')}, this version reads {SCHEMA}; move it to start again"
         )
-    if connection.execute("PRAGMA quick_check").fetchone() != ("ok",):
+    if connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
         raise DataError(f"{path} is damaged; move it to start again")
     if found.get("app") != app:
         raise DataError(f"{path} belongs to application {found.get('app')!r}, not {app!r}; each needs its own file")
@@ -253,7 +254,6 @@ def _unpacked(shape: str, columns: bytes) -> Observations:
     try:
         document = json.loads(shape)
         with np.load(io.BytesIO(columns), allow_pickle=False) as arrays:
-            kept = dict(arrays)
-        return Observations(shape=StreamShape(**(document | {"ramps": tuple(document["ramps"])})), **kept)
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zlib.error, BadZipFile) as error:
+            return Observations(shape=StreamShape(**(document | {"ramps": tuple(document["ramps"])})), **arrays)
+    except Exception as error:  # damaged archives raise many kinds
         raise DataError(f"the controller's history has probes that cannot be read: {error}") from error
