@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from resource import RLIMIT_NOFILE, getrlimit
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
@@ -42,8 +43,8 @@ class Limits:
     """Most bytes of request line and headers, and of trailers; beyond them the status is 431."""
     progress_bytes: int = 65_536
     """The timeout `body_s` restarts each time that this number of bytes of a body arrived."""
-    connections: int = 20_000
-    """Most open connections; further ones are answered with 503."""
+    connections: int = min(20_000, getrlimit(RLIMIT_NOFILE)[0] // 2)  # the process needs other files, too
+    """Most open connections. A further one is answered with 503, and closed at once if there are a quarter more."""
     pipelined: int = 1000
     """Most requests of a connection that wait for earlier answers. With more, it is closed after their answers."""
     idle_s: float = 90.0
@@ -123,8 +124,6 @@ class Connection(HttpToolsProtocol):
         self._current_cycle: RequestResponseCycle | None = None
         """The request that is being answered; uvicorn's `cycle` is the one that is being read."""
         self._task: asyncio.Task[None] | None = None
-        self._is_surplus = False
-        """Whether there are too many connections for this one."""
         self._discards_input = False
         """Whether arriving bytes are discarded, because a request was refused or the connection is closing."""
         self._wait_state: tuple[object, ...] = ()
@@ -136,6 +135,9 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type] # uvloop's has the methods, not the class
         self.write, self.is_closing = self.transport.write, self.transport.is_closing
         self._is_surplus = len(self.connections) > self._limits.connections
+        """Whether there are too many connections for this one."""
+        if len(self.connections) > 1.25 * self._limits.connections:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._discards_input = True
@@ -319,7 +321,6 @@ class Connection(HttpToolsProtocol):
         state = self._current_wait_state()
         if state != self._wait_state:
             self._wait_state, self._wait_since_s = state, now_s
-            return
         waited_s = now_s - self._wait_since_s
         if not state or waited_s < getattr(self._limits, f"{state[0]}_s"):
             return

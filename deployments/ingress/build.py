@@ -24,13 +24,12 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
     """Returns a core that follows the plan of the settings."""
-    generates = card.generates
     options = IngressOptions(
         max_queued=settings.max_queued,
-        slo_s=(settings.tpot_slo_s if generates else settings.slo_s) or math.inf,
+        slo_s=(settings.tpot_slo_s if card.generates else settings.slo_s) or math.inf,
         ttft_slo_s=settings.ttft_slo_s or math.inf,
         tpot_slo_s=settings.tpot_slo_s or math.inf,
-        admits=not generates,  # `GenerationLoop.admit` admits whole sequences instead of their steps
+        admits=not card.generates,  # `GenerationLoop.admit` admits whole sequences instead of their steps
         slack=settings.slack,
         num_ingresses=settings.ingress_replicas,
         shape=probe_shape(settings, card),

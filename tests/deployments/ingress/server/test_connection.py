@@ -185,9 +185,12 @@ async def test_a_client_that_reads_no_answers_is_disconnected() -> None:
         assert not place.server.server_state.connections
 
 
-async def test_connections_beyond_the_limit_get_503(place: Place) -> None:
-    callers = [await place.call(GET) for _ in range(9)]
-    assert sorted([await caller.status() for caller in callers]) == [200] * 8 + [503]
+async def test_connections_beyond_the_limit_get_503_and_many_more_are_closed(place: Place) -> None:
+    callers = [await place.call() for _ in range(10)]
+    assert await (await place.call()).is_closed()
+    for caller in callers:
+        caller.send(GET)
+    assert [await caller.status() for caller in callers] == [200] * 8 + [503] * 2
 
 
 async def test_close_waits_for_answers_and_accepts_no_new_client(place: Place) -> None:
