@@ -33,8 +33,8 @@ def build(settings: dict[str, Any]) -> Application:
     Raises PlanError or ModelFolderError before anything starts.
     """
     checked = ServeSettings.model_validate(settings)
-    settings = checked.model_dump(mode="json")  # replicas parse it again, where files that it names may be missing
     card = read_card(Path(checked.model))
+    settings = checked.model_dump(mode="json") | {"card": card.model_dump(mode="json")}  # without files of this machine
     shape = ModelShape.of(card)
     plan = parse_plan(settings["plan"], shape)
     check_prunable(Path(checked.model), plan.prune)
@@ -57,8 +57,7 @@ def build(settings: dict[str, Any]) -> Application:
         logs_decisions = {"enable_access_log": False, "log_level": "INFO"}
         deployed.append(_deployment("controller", 1, LIGHT, logs_decisions)(Controller).bind(settings))
     ingress = _deployment("ingress", checked.ingress_replicas, LIGHT, logs)
-    application: Application = ingress(Ingress).bind(settings, *deployed)
-    return application
+    return cast(Application, ingress(Ingress).bind(settings, *deployed))
 
 
 def _deployment(name: str, number: int, actor_options: dict[str, Any], logs: dict[str, Any], **options: Any) -> Any:

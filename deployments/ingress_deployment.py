@@ -49,7 +49,6 @@ from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer
 from earlyexit.network.chain import Chain
-from earlyexit.network.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from optimizer.plans.plan import PlacedPlan, deployment_name
@@ -173,11 +172,10 @@ class Ingress(BackgroundTasks):
         self._started = asyncio.Event()
         self.is_ready = False
         self.max_timeout_s = self._settings.max_timeout_s
-        folder = Path(self._settings.model)
-        self.card: ModelCard = read_card(folder)
+        self.card = self._settings.read_card()
         self._metrics = IngressMetrics(self.card.chain)
         self.task = find_task(self.card.task)
-        codec = find_codec(self.card.codec, folder)
+        codec = find_codec(self.card.codec, Path(self._settings.model))
         self.signature = Signature(codec, self.task)
         self._tracer = None
         if self._settings.tracing is not None:

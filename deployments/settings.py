@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
 from deployments.choices import IngressSettings, ModelSettings, Settings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
-from earlyexit.errors import PlanError
+from earlyexit.errors import ModelFolderError, PlanError
+from earlyexit.network.store import ModelCard, read_card
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec
 from optimizer.plans.plan_file import parse_plan, parse_policy, plan_document, policy_document
 from optimizer.problems.problem import PlanProblem
@@ -100,6 +102,8 @@ class ServeSettings(IngressSettings, ModelSettings):
 
     model: str
     """The model folder, which every node must be able to read."""
+    card: ModelCard | None = Field(default=None, exclude=True)
+    """The card of the model with which the service started, for its processes. None: before the start."""
     plan: Annotated[Plan, PlainValidator(_plan), PlainSerializer(plan_document)]
     """The first plan: a document as in `optimizer.plans.plan_file`. An invalid document raises PlanError."""
     app: str = "offramp"
@@ -126,6 +130,13 @@ class ServeSettings(IngressSettings, ModelSettings):
     """None: requests are not traced, at no cost."""
     access: AccessSettings | None = None
     """Keys, rates and origins. None: every caller may use the service."""
+
+    def read_card(self) -> ModelCard:
+        """Returns the model's card. Raises ModelFolderError for another model than the one that the service runs."""
+        card = read_card(Path(self.model))
+        if (self.card or card).model_dump_json() != card.model_dump_json():
+            raise ModelFolderError(f"{self.model} has changed since the service started: end the service, and start it")
+        return card
 
     @property
     def starting_policy(self) -> PolicySpec | None:

@@ -348,11 +348,6 @@ def _roll_back(view: View, earlier: PlacedPlan | None, words: str) -> Outcome:
     return Outcome(state={"blamed": blamed}, plan=NewPlan(placed=placed, reason="roll back", words=words))
 
 
-def change_unfinished(_: View) -> Outcome:
-    """Continues an unfinished change, and repairs deviations from the current plan."""
-    return Outcome(settles=True)
-
-
 def trial_over(view: View) -> Outcome | None:
     """Checks whether a new plan performs as predicted. If not, the previous plan may be restored."""
     state, settings = view.state, view.settings
@@ -558,7 +553,7 @@ CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
     thresholds_found,
     accelerators_changed,
     change_failed,
-    change_unfinished,
+    lambda _: Outcome(settles=True),  # continues an unfinished change, and repairs deviations from the current plan
     trial_over,
     slow_replicas,
     plan_out_of_date,

@@ -8,7 +8,6 @@ import os
 import sys
 from collections import defaultdict, deque
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,7 +25,6 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Answered, MemoryUse, Release, Survivors
 from earlyexit.engine.engine import Batch
 from earlyexit.network.boundary import Split
-from earlyexit.network.store import read_card
 from optimizer.plans.plan import PlacedPlan
 
 
@@ -54,7 +52,7 @@ class StageReplica(BackgroundTasks):
             self._server.deliver,
             on_batch=self._metrics.batch_finished,
             on_death=_end_replica,
-            starts=read_card(Path(self._settings.model)).chain.starts,
+            starts=self._settings.read_card().chain.starts,  # after the weights were read
         )
         # The controller's plans or, if it has none or does not reply, the plan of the settings.
         control, link = self._settings.control, ControllerLink(self._settings.app)

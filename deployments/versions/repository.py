@@ -19,7 +19,6 @@ from deployments.local_ray.applications import THROUGHPUT, check_devices, claime
 from deployments.settings import ServeSettings, max_accelerators
 from deployments.versions.versions import AnnouncedApp, Versions
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError
-from earlyexit.network.store import read_card
 
 SETTINGS_FILE = "settings.json"
 
@@ -123,7 +122,7 @@ class VersionRoutes:
         except InputError as error:
             error.args = (f"{source}: {error}",)
             raise
-        card = read_card(Path(settings.model))
+        card = settings.read_card()
         if card.name != model:
             raise InputError(f"the settings are of model {card.name!r}, not of {model!r}")
         if parameters.version not in (None, settings.version):

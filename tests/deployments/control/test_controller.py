@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -21,14 +20,14 @@ from deployments.controller.remember import KEEP_S, MOST_PLANS, History, State, 
 from deployments.controller.settings import check_control
 from deployments.settings import EmulatedSettings, ServeSettings, initial_replicas, max_accelerators
 from deployments.wire.messages import Interval
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.store import check_prunable, read_card
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
 from optimizer.plans.plan_file import ModelShape, parse_plan, plan_document
 from optimizer.problems.problem import Supply
 from optimizer.problems.problem_file import problem_document
 from tests.deployments.control.control_fakes import EASY, POLICY, Scene, begun, halves, probes, problem, whole
-from tests.model_cards import chain_of
+from tests.model_cards import chain_of, change_card, write_card
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
 ENTROPY = {"name": "entropy", "thresholds": 0.3}
@@ -177,6 +176,15 @@ def test_a_first_plan_that_does_not_fit_is_refused(tmp_path: Path, stages: Seque
         initial_replicas(settings(tmp_path, plan=plan_document(Plan(stages=tuple(stages)))))
 
 
+def test_a_process_refuses_another_model_than_the_one_that_its_service_runs(tmp_path: Path) -> None:
+    folder = write_card(tmp_path / "model", num_blocks=4)
+    started = settings(tmp_path, model=str(folder), card=read_card(folder).model_dump(mode="json"))
+    assert started.read_card() == started.card
+    change_card(folder, provenance={"created_at": "later"})
+    with pytest.raises(ModelFolderError, match="has changed since the service started"):
+        started.read_card()
+
+
 def test_an_operators_plan_cannot_prune_words_of_images(tmp_path: Path) -> None:
     splits = [{"first": 0, "end": 2, "batch": 4}, {"first": 2, "end": 4, "batch": 4}]
     document = {"networks": [2, 4], "stages": [{"splits": splits}]}
@@ -238,10 +246,8 @@ def test_history_survives_a_killed_process(tmp_path: Path) -> None:
         "history.put(epoch=7)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    root = Path(__file__).parents[3]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "control.db")], cwd=root, env=os.environ, check=False
-    )
+    command = [sys.executable, "-c", code, str(tmp_path / "control.db")]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[3], check=False)
     assert ended.returncode == -9
     History.check(tmp_path / "control.db", "app")
     assert opened(tmp_path).get("epoch") == 7
