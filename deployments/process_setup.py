@@ -39,6 +39,7 @@ class BackgroundTasks:
     """The background tasks of an ingress, a replica or the controller, which is healthy as long as they run."""
 
     def __init__(self) -> None:
+        logging.raiseExceptions = False  # Serve logs stderr, so errors of a log on a full disk would log each other
         self._tasks: list[asyncio.Task[None]] = []
         """Kept, because the event loop has only weak references to tasks."""
         self._failed: dict[str, Exception] = {}

@@ -78,6 +78,14 @@ async def test_a_background_task_that_fails_fails_the_health_check(caplog: pytes
     goes_on.set()
 
 
+def test_a_full_disk_of_logs_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.Logger("full")
+    log.addHandler(logging.StreamHandler(Mock(write=Mock(side_effect=OSError))))
+    monkeypatch.setattr("sys.stderr", Mock(write=log.error))  # as in Serve's replicas
+    BackgroundTasks()
+    log.error("nowhere")
+
+
 class Ring:
     def __init__(self) -> None:
         self.me = self

@@ -142,12 +142,6 @@ def test_settings_that_a_controller_cannot_use_are_refused(
         check_control(settings(tmp_path, asked=asked, **changes), shape)
 
 
-def test_another_applications_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    History.open(tmp_path / "control.db", "shop").close()
-    with pytest.raises(DataError, match="belongs to application 'shop'"):
-        check_control(settings(tmp_path), SHAPE)
-
-
 def test_an_application_starts_with_the_plans_replicas_and_one_of_each_unused_type(tmp_path: Path) -> None:
     plain = settings(tmp_path, control=None, plan=HALVES)
     assert (initial_replicas(plain), max_accelerators(plain)) == ({"cpu": 4}, {"cpu": 4})
@@ -270,7 +264,7 @@ def test_a_state_file_of_another_application_is_not_changed(tmp_path: Path, spoi
         connection.executescript(spoil)
         connection.commit()
     before = path.read_bytes()
-    for refuse in (History.open, History.check):
+    for refuse in (History.open, History.check, lambda *_: check_control(settings(tmp_path, app="app"), SHAPE)):
         with pytest.raises(DataError, match=words):
             refuse(path, "app")
     assert path.read_bytes() == before
