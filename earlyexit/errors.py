@@ -124,7 +124,7 @@ class PayloadTooLargeError(InputError, http_status=413, grpc_status="RESOURCE_EX
 
 
 class ContextLengthError(InputError):
-    """The prompt, alone or with the requested answer, is longer than the model's context."""
+    """Prompt and answer exceed the model's context. Clients know it by OpenAI's words, `maximum context length is`."""
 
 
 class UnprocessableInputError(InputError, http_status=422):

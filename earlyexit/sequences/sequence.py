@@ -235,9 +235,8 @@ class TokenSequence(SequenceProgress):
         if max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
         if len(prompt) + (start is not None) >= max_length:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens; this model takes {max_length} with the answer"
-            )
+            limit = f"this model's maximum context length is {max_length} tokens, with the answer"
+            raise ContextLengthError(f"the prompt is too long: it has {len(prompt)} tokens, and {limit}")
         self.tokens = [*prompt] if start is None else [*prompt, start]
         num_prompt = len(self.tokens)
         undivided = 0 if start is None else num_prompt

@@ -138,10 +138,8 @@ class _PromptBody(SamplingBody):
         prompts, sampling = self.prompt_tokens(codec, vocab_size), self.sampling
         max_tokens = sampling.max_tokens or min(self.defaults["max_tokens"], codec.max_length - 1)
         if max_tokens >= codec.max_length:
-            raise ContextLengthError(
-                f"max_tokens is {max_tokens}; this model has at most {codec.max_length} tokens, including the prompt",
-                param="max_tokens",
-            )
+            limit = f"this model's maximum context length is {codec.max_length} tokens, with the prompt"
+            raise ContextLengthError(f"max_tokens is {max_tokens}; {limit}", param="max_tokens")
         return [
             GenerateRequest(
                 prompt=tuple(tokens),
