@@ -25,7 +25,7 @@ from deployments.api.exchange import (
     json_response,
 )
 from deployments.api.generation import GenerateRequest, Stream
-from deployments.api.operations import GENERATION_PATHS, MODEL, OPERATION_BY_NAME, InferRequest, Signature
+from deployments.api.operations import GENERATION_PATHS, MODEL, InferRequest, Signature
 from deployments.api.v2 import tensors_of
 from deployments.process_setup import HideExceptionMessages
 from earlyexit.errors import (
@@ -107,10 +107,7 @@ class Backend(ModelVersion, Protocol):
 async def infer_version(
     backend: Backend, request: InferRequest, *, names_version: bool = False
 ) -> tuple[ModelVersion, list[Answer]]:
-    """Returns the answers and the version that gave them; raises InputError for a model that generates."""
-    if backend.signature.generates:
-        paths = " or ".join(OPERATION_BY_NAME[name].path for name in ("completions", "chat", "generate"))
-        raise InputError(f"model {backend.card.name!r} generates text: send the request to {paths}")
+    """Returns the answers and the version that gave them."""
     if names_version:
         return backend, await backend.infer(request)
     return await backend.versions.answer(request)

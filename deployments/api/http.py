@@ -76,6 +76,7 @@ class Routes:
         return content_type
 
     def _parse_predict(self, request: HttpRequest, body: bytes) -> tuple[InferRequest, bool]:
+        self._backend.signature.check_answers()
         codec = self._backend.signature.codec
         content_type = first_header(request.scope["headers"], b"content-type") or ""
         content_type = content_type.partition(";")[0].strip().lower()

@@ -362,6 +362,12 @@ class Signature:
         self.generates = task.name == "token"
         """Whether answers are the next tokens of sequences."""
 
+    def check_answers(self) -> None:
+        """Raises InputError for a model that generates: no input in any form would be answered."""
+        if self.generates:
+            paths = " or ".join(OPERATION_BY_NAME[name].path for name in ("completions", "chat", "generate"))
+            raise InputError(f"this model generates text: send the request to {paths}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest:

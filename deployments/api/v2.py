@@ -92,6 +92,7 @@ def parse_v2(
     body: bytes, json_length: str | None, signature: Signature, request_id: str = ""
 ) -> tuple[InferRequest, V2Reply]:
     """Parses a v2 request. Binary tensors follow the JSON, whose length a header states then. Raises InputError."""
+    signature.check_answers()
     size = len(body)
     if json_length is not None:
         is_number = json_length.isascii() and json_length.isdigit() and len(json_length) <= MAX_DIGITS
@@ -136,8 +137,7 @@ def build_v2_request(
     )
     requested = {each.name: each.parameters for each in body.outputs or ()}
     outputs: Mapping[str, Mapping[str, Any]] = requested or {name: {} for name in signature.output_names}
-    unknown = [name for name in outputs if name not in signature.output_names]
-    if unknown:
+    if unknown := [name for name in outputs if name not in signature.output_names]:
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
     if len(requested) < len(body.outputs or ()):  # a thousand times the same output would be a thousand answers
         raise InputError("outputs: the same output must not be requested twice")
@@ -162,8 +162,7 @@ def _columns(inputs: Sequence[V2Input], contents: Sequence[Content | None], know
         if tensor.name in columns:
             raise InputError(f"{where}.name: {tensor.name!r} occurs twice")
         columns[tensor.name] = _rows(tensor, content, column, where)
-    missing = [column.name for column in known if column.name not in columns]
-    if missing:
+    if missing := [column.name for column in known if column.name not in columns]:
         raise InputError(f"inputs: {', '.join(map(repr, missing))} missing; the model takes {_names(known)}")
     sizes = {name: len(column) for name, column in columns.items()}
     if len(set(sizes.values())) > 1:

@@ -247,8 +247,7 @@ class ChatMessage(BaseModel):
             names = ", ".join(map(repr, unsupported))
             raise InputError(f"messages: {names} of a message is not supported; only texts are", param="messages")
         parts = self.content if isinstance(self.content, list) else [TextPart(type="text", text=self.content or "")]
-        others = [part for part in parts if part.type != "text" or part.text is None or part.model_extra]
-        if others:
+        if others := [part for part in parts if part.type != "text" or part.text is None or part.model_extra]:
             what = " with ".join(map(repr, (others[0].type, *(others[0].model_extra or {}))))
             message = f"messages: a part of type {what} is not supported; only texts are"
             raise InputError(message, param="messages")
@@ -312,8 +311,7 @@ class GenerateBody(_PromptBody):
         """All parameters; raises InputError for parameters that are not supported or occur twice."""
         self.parameters.check_supported()
         outer = self.model_fields_set & SamplingBody.model_fields.keys()
-        twice = sorted(outer & self.parameters.model_fields_set)
-        if twice:
+        if twice := sorted(outer & self.parameters.model_fields_set):
             raise InputError(f"{', '.join(twice)}: set both inside and outside `parameters`", param=twice[0])
         return self.parameters.model_copy(update={name: getattr(self, name) for name in outer})
 

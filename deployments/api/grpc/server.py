@@ -124,6 +124,7 @@ def read_message(name: str, data: bytes) -> Any:
 
 def parse_infer(message: Any, signature: Signature, request_id: str = "") -> tuple[InferRequest, V2Reply]:
     """Returns the request of a ModelInferRequest, and the requested format of its answer; raises InputError."""
+    signature.check_answers()
     values = ((each.name, _values(each.parameters)) for each in message.outputs)
     outputs = [V2Output.model_construct(name=name, parameters=parameters) for name, parameters in values]
     body = V2Body.model_construct(
