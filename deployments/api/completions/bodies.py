@@ -106,10 +106,9 @@ class SamplingBody(_Described):
 
     def check_supported(self) -> None:
         """Raises InputError for parameters that are not supported."""
-        extra = self.model_extra or {}
         unsupported = sorted(
             name
-            for name, value in extra.items()
+            for name, value in (self.model_extra or {}).items()
             if value is not None and (values := NEUTRAL_VALUES.get(name, ())) is not None and value not in values
         )
         if unsupported:
@@ -208,8 +207,7 @@ class CompletionBody(OpenAiBody):
         tokens = (token for prompt in prompts if not isinstance(prompt, str) for token in prompt)
         unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if unknown is not None:
-            message = f"prompt: token {unknown}; this model has tokens 0 to {vocab_size - 1}"
-            raise InputError(message, param="prompt")
+            raise InputError(f"prompt: token {unknown}; this model has tokens 0 to {vocab_size - 1}", param="prompt")
         if self.echo and not all(isinstance(prompt, str) for prompt in prompts):
             raise InputError("echo: only for prompts that are texts", param="echo")
         if self.echo and self.logprobs is not None:
@@ -249,8 +247,7 @@ class ChatMessage(BaseModel):
         parts = self.content if isinstance(self.content, list) else [TextPart(type="text", text=self.content or "")]
         if others := [part for part in parts if part.type != "text" or part.text is None or part.model_extra]:
             what = " with ".join(map(repr, (others[0].type, *(others[0].model_extra or {}))))
-            message = f"messages: a part of type {what} is not supported; only texts are"
-            raise InputError(message, param="messages")
+            raise InputError(f"messages: a part of type {what} is not supported; only texts are", param="messages")
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": "".join(part.text or "" for part in parts), **named}
 

@@ -32,7 +32,7 @@ from deployments.api.endpoint import (
 from deployments.api.exchange import LARGE_BYTES, retry_after_header, run
 from deployments.api.operations import OPERATION_BY_RPC, RPC_PATHS, InferRequest, Signature, V2Body, V2Output, new_id
 from deployments.api.v2 import Content, V2Reply, build_v2_request, pack_elements, v2_columns
-from earlyexit.errors import DeadlineError, InputError, RetryableError, UnknownModelError
+from earlyexit.errors import DeadlineError, InputError, RetryableError, UnknownModelError, UnknownPathError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
 
@@ -233,7 +233,10 @@ class Rpcs:
     async def _ready(self, *_: object) -> Mapping[str, Any]:
         return {"ready": self._backend.is_ready}
 
-    async def _check(self, *_: object) -> Mapping[str, Any]:
+    async def _check(self, message: Any, *_: object) -> Mapping[str, Any]:
+        """Raises UnknownPathError for a service that is not served, as gRPC's health protocol says."""
+        if message.service not in ("", *(path.split("/")[1] for path in RPC_PATHS.values())):
+            raise UnknownPathError(f"unknown service {message.service!r}")
         return {"status": 1 if self._backend.is_ready else 2}  # SERVING and NOT_SERVING of gRPC's health protocol
 
     async def _model_ready(self, message: Any, *_: object) -> Mapping[str, Any]:

@@ -191,7 +191,7 @@ async def test_before_its_stages_are_warm_a_service_is_live_but_not_ready(ready:
     rpcs = Rpcs(backend)
     assert (await rpcs.call("ServerLive", b"", FakeContext())).live
     assert (await rpcs.call("ServerReady", b"", FakeContext())).ready == ready
-    checked = await rpcs.call("Check", b"\n\tinference", FakeContext())
+    checked = await rpcs.call("Check", b"\n\x1einference.GRPCInferenceService", FakeContext())
     assert checked.SerializeToString() == bytes([0x08, 1 if ready else 2])  # field 1 of grpc.health.v1's response
     for named, there in (
         (("intents", "1"), ready),

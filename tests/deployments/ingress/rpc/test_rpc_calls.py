@@ -10,13 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.api.grpc.server import (
-    MAX_DETAILS,
-    REMAINING_KEY,
-    Rpcs,
-    add_inference_service,
-    message_class,
-)
+from deployments.api.grpc.server import MAX_DETAILS, REMAINING_KEY, Rpcs, add_inference_service, message_class
 from deployments.api.operations import OPEN_PATHS, OPERATION_BY_RPC, RPC_PATHS, RPC_SERVICE
 from tests.deployments.ingress.api.faces import KEY, FakeBackend, FakeContext, gate, infer_bytes
 
@@ -35,6 +29,12 @@ async def test_every_rpc_of_the_service_is_answered(backend: FakeBackend) -> Non
         response, context = await call(backend, name, requests.get(name, b""))
         assert (type(response).__name__, context.code) == (f"{name}Response", grpc.StatusCode.OK)
         assert backend.counted[-1] == (RPC_PATHS[name], 200)
+
+
+async def test_the_health_of_an_unknown_service_is_not_found(backend: FakeBackend) -> None:
+    for service in ("", RPC_SERVICE, "other"):
+        _, context = await call(backend, "Check", message_class("CheckRequest")(service=service).SerializeToString())
+        assert (context.code is grpc.StatusCode.NOT_FOUND) == (service == "other")
 
 
 async def test_every_rpc_except_health_needs_a_key(backend: FakeBackend) -> None:
