@@ -131,8 +131,8 @@ class PromptCodec(Codec[Prompt]):
         return self._template is not None
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Returns a text's token ids, with added special tokens. Special tokens in the text become plain text."""
-        return tuple(tokenize(self._literal, text)[0].ids)
+        """Returns a text's tokens, with added ones; none if it is empty. Special tokens in it become plain text."""
+        return tuple(tokenize(self._literal, text)[0].ids) if text else ()
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Returns the tokens of messages and of the generation prompt, as `apply_chat_template` of `transformers`.

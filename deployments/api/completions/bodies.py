@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -213,7 +213,7 @@ class CompletionBody(OpenAiBody):
         if self.echo and self.logprobs is not None:
             message = "logprobs: not supported with echo, because no probabilities of the prompt are computed"
             raise InputError(message, param="logprobs")
-        each_once = [text_tokens(prompt, codec) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+        each_once = [codec.tokens(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
         return [each for each in each_once for _ in range(self.value("n"))]
 
 
@@ -237,6 +237,8 @@ class ChatMessage(BaseModel):
     """A text, or parts that are texts; null is an empty text."""
     name: str | None = None
     """The speaker's name, if the chat template uses it."""
+    type: Literal["text"] | None = None
+    """Has no effect. The LM Evaluation Harness sends it."""
 
     def as_text(self) -> dict[str, str]:
         """Returns the message for a chat template; raises InputError for tool calls and parts that are not texts."""
@@ -313,9 +315,4 @@ class GenerateBody(_PromptBody):
         return self.parameters.model_copy(update={name: getattr(self, name) for name in outer})
 
     def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[Sequence[int]]:
-        return [text_tokens(self.text_input, codec)]
-
-
-def text_tokens(text: str, codec: PromptCodec) -> tuple[int, ...]:
-    """Returns the tokens of a text, none for an empty text, even if the tokenizer adds a start token."""
-    return codec.tokens(text) if text else ()
+        return [codec.tokens(self.text_input)]
