@@ -212,11 +212,13 @@ class Plan:
         with within("networks"):
             check_networks(self.networks)
         end: int | None = None
-        for at, split in self.located_splits():
-            with within(*at):
-                check_split(split, end, self.networks)
-                end = None if split.end == self.num_blocks else split.end
-        with within(*at):
+        for number, stage in enumerate(self.stages):
+            for index, split in enumerate(stage.splits):
+                with within("stages", number, "splits", index):
+                    check_split(split, end, self.networks)
+                end = split.end
+            end = None if stage.end == self.num_blocks else end
+        with within("stages", number, "splits", index):
             check_end(self.num_blocks, self.networks)
         with within("chains"):
             check_shares(self.shares, len(chains_of(self.stages, self.num_blocks)))
