@@ -51,7 +51,7 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
 
     Files without this information are accepted.
     """
-    recorded = members_in(provenance)
+    recorded = members_in(provenance, path)
     if not recorded:
         return
     card = read_card(folder)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict
 
-from earlyexit.errors import DataError, first_mistake
+from earlyexit.data.source_file import StrictDocument, read_source
+from earlyexit.errors import DataError
 from optimizer.calibration.thresholds import Metric
-from optimizer.plans.plan import PolicySpec, policy_of_score
+from optimizer.plans.plan import PolicySpec, RampKey, policy_of_score
 from profiles.networks import check_decay_of, check_weights, decay_of, weights_of
 from profiles.records import ExitRecords
 from profiles.scores import Score
@@ -27,23 +28,23 @@ MEMBERS = "members"
 """Key in the provenance of a chain's calibration and records: the chain's models."""
 
 
-class CalibrationCard(BaseModel):
+class CalibrationCard(StrictDocument):
     """The contents of `calibration.json`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     schema_version: Literal[1] = 1
     policy: Score
-    thresholds: dict[int, float]
-    confidences: dict[int, float] | None = None
+    thresholds: dict[RampKey, float]
+    confidences: dict[RampKey, float] | None = None
     """For the score `share`, by ramp: confidence above which a principal value counts."""
-    weights: dict[int, float] | None = None
+    weights: dict[RampKey, float] | None = None
     """Weights of an ensemble, by the end of a network. None if the ensemble is not used."""
     decay: float | None = None
     """For tokens: `PolicySpec.decay`. None: thresholds do not depend on the position in the answer."""
     metric: Metric = "agreement"
     """The loss that the budget bounds."""
-    prune: dict[int, float] | None = None
+    prune: dict[RampKey, float] | None = None
     """For a chain, by end ramp: the alpha with which words are pruned. None: no pruning."""
     budget: float
     confidence: float
@@ -62,9 +63,12 @@ class CalibrationCard(BaseModel):
         return self.model_dump_json(indent=2, exclude=left_out) + "\n"
 
 
-def members_in(provenance: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """Returns `name` and `sha256` of the chain's models from a provenance; empty if it has none."""
-    return list((provenance or {}).get(MEMBERS, ()))
+def members_in(provenance: Mapping[str, Any] | None, path: Path) -> list[dict[str, str]]:
+    """Returns `name` and `sha256` of the chain's models from the provenance in a file; raises DataError."""
+    try:
+        return [{name: each[name] for name in ("name", "sha256")} for each in (provenance or {}).get(MEMBERS, ())]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: provenance.members must have name and sha256; calibrate again") from error
 
 
 def beside_of(model: Path) -> tuple[Path, ...]:
@@ -79,13 +83,8 @@ def records_of(folder: Path) -> Path:
 
 
 def read_calibration_file(path: Path) -> CalibrationCard:
-    """Reads a calibration; raises DataError, naming the file and the field, if it is invalid."""
-    try:
-        return CalibrationCard.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise DataError(f"{path}: {first_mistake(error, 'the file')}; calibrate again") from error
+    """Reads a calibration; raises DataError with the file, the line, the error and the allowed values."""
+    return read_source(path, DataError).parse(CalibrationCard, called="the calibration")
 
 
 def policy_of_records(records: ExitRecords, thresholds: Mapping[int, float]) -> PolicySpec:

@@ -268,7 +268,7 @@ def _calibrated(path: Path, records: ExitRecords, name: Path, ramps: Sequence[in
     """Returns the thresholds of a calibration with the records `name`, for those of the ramps that have any."""
     card = read_calibration_file(path)
     check_policy(card.policy_spec(), str(path), records, str(name), ramps)
-    models, others = members_in(card.provenance), members_in(records.provenance)
+    models, others = members_in(card.provenance, path), members_in(records.provenance, name)
     if models and others and models != others:
         raise InputError(f"{path} is of other models than the records; use those of one chain")
     return {ramp: card.thresholds[ramp] for ramp in ramps if ramp in card.thresholds}
