@@ -118,7 +118,7 @@ class RecordsHeader(StrictDocument):
     score: Score
     zero_one: bool = True
     num_blocks: int = Field(ge=1)
-    ramps: list[int]
+    ramps: tuple[int, ...] = Field(strict=False)
     confidences: dict[Annotated[int, Field(strict=False)], float] | None = None
     provenance: dict[str, Any]
 
@@ -137,8 +137,7 @@ def _read(path: Path) -> tuple[RecordsHeader, dict[str, npt.NDArray[Any]]]:
         raise DataError(f"{path} has schema {schema}, this version reads {SCHEMA}")
     source = Source(document=document, where=f"{problem}: header", raises=DataError)
     header = source.parse(RecordsHeader, called="the header")
-    missing = [name for name in REQUIRED if name not in arrays]
-    if missing:
+    if missing := [name for name in REQUIRED if name not in arrays]:
         raise DataError(f"{problem}: no array {missing[0]!r}")
     for name, array in arrays.items():
         if name not in ARRAYS or array.dtype.kind not in ARRAYS[name][1]:
@@ -356,15 +355,17 @@ class ExitRecords:
 
     @classmethod
     def load(cls, path: Path) -> ExitRecords:
-        """Returns the records in a file; raises DataError."""
+        """Returns the records in a file; raises DataError with the path."""
         header, arrays = _read(path)
         per_input: dict[str, Any] = {field: arrays.get(name) for name, (field, _) in ARRAYS.items()} | {
             "sample_ids": tuple(map(str, np.atleast_1d(arrays["sample_ids"]))),
             "scores_NR": arrays["scores"].astype(np.float32),  # the dtype in which policies compare
             "losses_NR": arrays["losses"].astype(np.float64),
         }
-        facts = {name: getattr(header, name) for name in RecordsHeader.model_fields if name != "schema_version"}
-        return cls(**facts | per_input | {"ramps": tuple(header.ramps)})
+        try:
+            return cls(**header.model_dump(exclude={"schema_version"}) | per_input)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
 
 
 PER_INPUT = tuple(field.name for field in fields(ExitRecords) if field.name.endswith(("_NR", "_NE", "_N")))

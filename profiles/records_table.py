@@ -142,8 +142,7 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
         missing.append(f"{ANSWER} (or {LOSS})")
     if missing:
         raise DataError(f"{path}:1: no column {missing[0]}; there are {', '.join(header) or 'none'}")
-    repeated = [name for name in header if header.count(name) > 1]
-    if repeated:
+    if repeated := [name for name in header if header.count(name) > 1]:
         raise DataError(f"{path}:1: more than one column has the name {repeated[0]!r}")
 
 
@@ -179,8 +178,7 @@ def _grid(path: Path, rows: Sequence[_Row]) -> _Grid:
             raise DataError(f"{path}:{row.line}: input {row.sample_id!r} has exit {row.exit} on line {first} already")
         by_exit[row.exit] = row
     for sample_id, by_exit in by_sample.items():
-        missing = [block for block in exits if block not in by_exit]
-        if missing:
+        if missing := [block for block in exits if block not in by_exit]:
             line = next(iter(by_exit.values())).line
             raise DataError(f"{path}:{line}: input {sample_id!r} has no exit {missing[0]}, which other inputs have")
     return _Grid(
