@@ -88,7 +88,7 @@ def open_images(path: Path, *, part: str | None = None) -> Iterator[ImageFiles]:
     else:
         try:
             opened = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise DataError(f"{path}: neither a folder nor a zip archive of images: {error}") from error
         with opened as archive:
             sizes = {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}

@@ -290,12 +290,12 @@ def test_a_single_image_is_accepted(tmp_path: Path) -> None:
         assert (images.names, list(images)) == (("photo.JPG",), [b"x"])
 
 
-def one_image(folder: Path, content: bytes, method: int = zipfile.ZIP_STORED, *, says: int | None = None) -> Path:
-    """An archive of `1.png`; its directory `says` how many bytes that has."""
+def one_image(folder: Path, content: bytes, method: int = zipfile.ZIP_STORED, **says: int) -> Path:
+    """An archive of `1.png`; its directory `says` other things about it."""
     with zipfile.ZipFile(folder / "images.zip", "w", method) as file:
         file.writestr("1.png", content)
-        if says is not None:
-            file.filelist[0].file_size = says
+        for name, value in says.items():
+            setattr(file.filelist[0], name, value)
     return folder / "images.zip"
 
 
@@ -307,10 +307,12 @@ def test_a_broken_or_too_large_member_of_an_archive_is_refused(tmp_path: Path) -
     path = one_image(tmp_path, bytes(LARGEST_BYTES + 1), zipfile.ZIP_DEFLATED)
     with open_images(path) as images, pytest.raises(DataError, match="at most 100000000 are allowed"):
         images.read(0)
+    with pytest.raises(DataError, match=r"of images: zip file version 10\.0"):
+        read_labelled(one_image(tmp_path, b"", extract_version=100))
 
 
 def test_a_member_unpacks_to_at_most_its_declared_size(tmp_path: Path) -> None:
-    with open_images(one_image(tmp_path, bytes(20_000_000), zipfile.ZIP_DEFLATED, says=10)) as images:
+    with open_images(one_image(tmp_path, bytes(20_000_000), zipfile.ZIP_DEFLATED, file_size=10)) as images:
         tracemalloc.start()
         try:
             with pytest.raises(DataError, match=r"'1\.png' cannot be read: Bad CRC"):
