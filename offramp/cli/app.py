@@ -238,12 +238,13 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command. An error is printed as one line on stderr, and its exit status is that of its class."""
+    """Runs a command. An error is printed as one printable line on stderr; its exit status is that of its class."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         _run(arguments)
     except (OfframpError, OSError, MemoryError) as error:  # such as a full disk
-        print(f"offramp: {error}", file=sys.stderr)
+        shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(error))
+        print(f"offramp: {shown}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_status", OfframpError.exit_status)) from None
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]

@@ -374,8 +374,7 @@ def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
     num_bytes = 0
     for folder in card.members(model):
         weights, *others = (folder / name for name in (WEIGHTS_FILE, *read_card(folder).network_files))
-        missing = [path.name for path in (weights, *others) if not path.is_file()]
-        if missing:
+        if missing := [path.name for path in (weights, *others) if not path.is_file()]:
             raise DataError(f"{folder} has no {missing[0]}")
         num_bytes += weights.stat().st_size * FLOAT_BYTES[dtype] // FLOAT_BYTES["float32"]
         num_bytes += sum(path.stat().st_size for path in others)
