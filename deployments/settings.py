@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from deployments.choices import IngressSettings, ModelSettings, Settings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
@@ -47,7 +47,10 @@ class EmulatedSettings(Settings):
     """recorded: exits come from the plan's exit records, without torch. computed: the model runs."""
 
 
-Tuning = Literal["off", "guarantee", "apparate", "pame"]
+Tuning = Annotated[
+    Literal["off", "guarantee", "apparate", "pame"],
+    BeforeValidator(lambda value: "off" if value is False else value),  # which is what YAML reads for off
+]
 
 
 class PlanningSettings(Settings):

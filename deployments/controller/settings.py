@@ -23,8 +23,7 @@ def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
     if own is None:
         raise PlanError(f"a controller needs thresholds; the policy {policy.name!r} has none")
     thresholds = dict(own) if isinstance(own, Mapping) else dict.fromkeys(problem.ramps, own)
-    missing = sorted(set(problem.ramps) - set(thresholds))
-    if missing:
+    if missing := sorted(set(problem.ramps) - set(thresholds)):
         raise PlanError(f"the policy has no threshold for ramps {missing} of the problem")
     return {ramp: thresholds[ramp] for ramp in problem.ramps}
 
