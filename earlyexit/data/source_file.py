@@ -67,6 +67,8 @@ MOST_MISTAKES = 50
 """Maximum number of mistakes that are examined to find the first one, because a long list may be wrong throughout."""
 SHOWN_CHARACTERS = 60
 """Maximum characters of a wrong text in a message."""
+NOT_DECIMAL = re.compile(r":|^[-+]?0[0-9_]")
+"""Found in numbers that YAML 1.1 reads to base 60 (1:30 is 90) or 8 (010 is 8)."""
 SHOWN_BITS = 128
 """Maximum size of an integer in a message. For larger integers, the message has the number of bits."""
 
@@ -77,6 +79,8 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Raise yaml.MarkedYAMLError with the line, where PyYAML raises an error without it."""
         try:
+            if node.tag.endswith((":int", ":float")) and NOT_DECIMAL.search(str(node.value)):
+                raise ValueError(f"{node.value} is not a decimal number")
             return super().construct_object(node, deep)
         except (ValueError, KeyError, IndexError, AttributeError) as error:  # invalid dates, `!!bool 7`, `!!int`
             reason = str(error).partition(";")[0] if isinstance(error, ValueError) else f"no {node.tag.split(':')[-1]}"
@@ -255,8 +259,9 @@ def _first_mistake(error: ValidationError, document: object) -> tuple[list[str],
 def _message(details: ErrorDetails) -> str:
     """Returns pydantic's message about what is allowed, with the wrong value."""
     message, value = details["msg"], details["input"]
-    if details["type"] == "dict_type":
-        message = "Input should be a mapping"
+    if details["type"] in ("dict_type", "tuple_type", "too_short", "too_long"):
+        message = message.replace("valid dictionary", "mapping").replace("Dictionary", "Mapping")
+        message = message.replace("tuple", "list").replace("Tuple", "List").replace(" after validation", "")
     if not message.startswith("Input should") or isinstance(value, Mapping | list):
         return message
     return f"{message}, not {_shown(value)}"

@@ -182,8 +182,7 @@ def read_graph(folder: Path, file: str) -> Any:
         model = onnx.load(folder / file, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise ModelFolderError(f"{folder / file} is no ONNX file: {one_line(error)}") from error
-    others = {location for _, location in locations(model)} - {file + WEIGHTS_SUFFIX}
-    if others:
+    if others := {location for _, location in locations(model)} - {file + WEIGHTS_SUFFIX}:
         raise ModelFolderError(f"{folder / file} has weights in {sorted(others)[0]!r}, which is not its own file")
     return model
 

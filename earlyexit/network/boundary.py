@@ -295,8 +295,7 @@ def cast_column(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
     if column.dtype.kind in "iu" and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         ends = (int(column.min()), int(column.max())) if column.size else ()
-        outside = [end for end in ends if not limits.min <= end <= limits.max]
-        if outside:
+        if outside := [end for end in ends if not limits.min <= end <= limits.max]:
             raise ValueError(f"{datatype} holds {limits.min} to {limits.max}, not {outside[0]}")
     elif not np.can_cast(column.dtype, dtype, "same_kind"):
         raise ValueError(f"{column.dtype.name} is no {datatype}")

@@ -57,11 +57,9 @@ class Chain:
             raise ModelFolderError(f"the networks of a chain must have different names, not {', '.join(self.names)}")
         if list(self.ramps) != sorted(set(self.ramps)):
             raise ModelFolderError(f"a chain's ramps must ascend without repeats, not {list(self.ramps)}")
-        outside = [ramp for ramp in self.ramps if not 0 <= ramp < self.num_blocks]
-        if outside:
+        if outside := [ramp for ramp in self.ramps if not 0 <= ramp < self.num_blocks]:
             raise ModelFolderError(f"a chain of {self.num_blocks} blocks has no ramps {outside}")
-        missing = sorted(set(self.end_ramps) - set(self.ramps))
-        if missing:
+        if missing := sorted(set(self.end_ramps) - set(self.ramps)):
             raise ModelFolderError(f"a chain's ramps must include {missing}, the ends of networks before the last")
 
     @property

@@ -541,8 +541,7 @@ def _check(network: Network, first: int, end: int, ramps: tuple[int, ...], polic
         raise PlanError(
             f"blocks {first} to {end - 1} are not in the model, whose blocks are 0 to {network.num_blocks - 1}"
         )
-    unknown = sorted(set(ramps) - set(network.ramp_indices))
-    if unknown:
+    if unknown := sorted(set(ramps) - set(network.ramp_indices)):
         raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(network.ramp_indices)}")
     policy.check_ramps(ramps)
     if ramps:
