@@ -212,8 +212,7 @@ def ports(
         if each.is_orphan:
             text = f"haproxy of an earlier run, pid {each.pid}, holds its ports"
             yield Finding("left haproxy", "failed", text, f"kill {each.pid}")
-    free = ", ".join(f"{number} ({purpose})" for number, purpose in needed if number not in taken)
-    if free:
+    if free := ", ".join(f"{number} ({purpose})" for number, purpose in needed if number not in taken):
         yield Finding("ports", "ok", f"free: {free}")
     yield from (_taken(number, purpose, taken[number], haproxies) for number, purpose in needed if number in taken)
 

@@ -53,10 +53,12 @@ class IngressDocument(PartDocument, FrontSettings, IngressSettings):
     """Prefix of all paths. None: `/` for version 1, `/v2/models/MODEL/versions/VERSION` for others."""
 
     @model_validator(mode="after")
-    def _check_timeout(self) -> IngressDocument:
+    def _check_consistent(self) -> IngressDocument:
         if self.default_timeout_s > self.max_timeout_s:
             message = f"requests may take at most {self.max_timeout_s:g} s (max_timeout_s)"
             raise mistake_at(("default_timeout_s",), PydanticCustomError("timeout", message), self.default_timeout_s)
+        if self.grpc_port == self.port:
+            raise mistake_at(("grpc_port",), PydanticCustomError("port", "it must differ from port"), self.port)
         return self
 
 

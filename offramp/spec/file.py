@@ -340,8 +340,7 @@ def _thresholds(
     else:
         thresholds = dict(own) if isinstance(own, Mapping) else dict.fromkeys(records.ramps, own)
     for ramps, what in ((card.ramps, "the model's ramps are"), (records.ramps, "the exit records hold ramps")):
-        unknown = sorted(set(thresholds) - set(ramps))
-        if unknown:
+        if unknown := sorted(set(thresholds) - set(ramps)):
             raise InputError(f"thresholds for ramps {unknown}; {what} {list(ramps)}")
     return dict(sorted(thresholds.items()))
 
