@@ -37,12 +37,10 @@ def uses(expression: str) -> list[Used]:
     """
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
     _check_brackets(bare)
-    unknown = set(re.findall(r"(\w+)\s*\(", bare)) - CALLED
-    if unknown:
+    if unknown := set(re.findall(r"(\w+)\s*\(", bare)) - CALLED:
         raise ValueError(f"{expression}: no function {sorted(unknown)}")
     words = re.findall(r"[A-Za-z_]\w*", re.sub(r"\{[^}]*\}|\[[^]]*\]|\bby\s*\([^)]*\)", " ", bare))
-    foreign = [word for word in words if word not in CALLED and not word.startswith("ray_")]
-    if foreign:
+    if foreign := [word for word in words if word not in CALLED and not word.startswith("ray_")]:
         raise ValueError(f"{expression}: no metrics of Ray's page: {foreign}")
     grouped = {label for labels in re.findall(r"\bby\s*\(([^)]*)\)", bare) for label in re.findall(r"\w+", labels)}
     found = re.findall(r"\b(ray_\w+)(?:\{([^}]*)\})?", bare)

@@ -371,8 +371,7 @@ def check_split(split: Split, end: int | None, networks: tuple[int, ...]) -> Non
     if end is not None and split.first > end and (end not in networks or split.first not in starts):
         whole = f"; a plan leaves out whole networks, which begin at blocks {_or_list(starts)}" if networks else ""
         raise PlanError(f"gap: no split runs blocks {end} to {split.first - 1}{whole}")
-    over = [bound for bound in networks if split.first < bound < split.end]
-    if over:
+    if over := [bound for bound in networks if split.first < bound < split.end]:
         raise PlanError(
             f"the split of blocks {split.first} to {split.end - 1} runs over a crossing: a network ends after block "
             f"{over[0] - 1}, and so must a split"

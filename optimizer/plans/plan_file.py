@@ -86,8 +86,7 @@ class ModelShape:
         raise PlanError(message, at=("networks",))
 
     def _check_split(self, split: Split, at: tuple[str | int, ...]) -> None:
-        unknown = sorted(set(split.ramps) - set(self.ramps))
-        if unknown:
+        if unknown := sorted(set(split.ramps) - set(self.ramps)):
             raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(self.ramps)}", at=at)
         if split.tokens is not None and not self.has_tokens:
             message = f"tokens: {split.tokens}: the model's inputs have no tokens; `batch` alone counts them"
