@@ -58,9 +58,9 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
     found = source.document if isinstance(source.document, Mapping) else {}
     if "no_plan" in found:
         raise PlanError(f"{path}: contains the answer that there is no plan")
-    # These are at the top of the output of `offramp plan --json`, and below `predicted` in a plan file.
-    if not (predicted := {key: found[key] for key in ("rate_per_s", "latency_s", "usd_per_hour") if key in found}):
+    if "stage_figures" not in found:  # which is in the output of `offramp plan --json` alone
         return build_plan(source, shape)
+    predicted = {key: found[key] for key in ("rate_per_s", "latency_s", "usd_per_hour") if key in found}
     fields = {key: found[key] for key in PlanDocument.model_fields if key in found}
     fields |= {"predicted": predicted, "policy": policy_document(NO_POLICY)}
     return replace(build_plan(replace(source, document=fields), shape), policy=NO_POLICY)
