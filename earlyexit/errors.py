@@ -211,4 +211,4 @@ def first_line(error: BaseException) -> str:
 def first_mistake(error: ValidationError, whole: str) -> str:
     """Returns the location and message of pydantic's first error; `whole`: the name of the document itself."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg'].removeprefix('Value error, ')}"
