@@ -348,6 +348,11 @@ def _roll_back(view: View, earlier: PlacedPlan | None, words: str) -> Outcome:
     return Outcome(state={"blamed": blamed}, plan=NewPlan(placed=placed, reason="roll back", words=words))
 
 
+def change_unfinished(_: View) -> Outcome:
+    """Continues an unfinished change, and repairs deviations from the current plan."""
+    return Outcome(settles=True)
+
+
 def trial_over(view: View) -> Outcome | None:
     """Checks whether a new plan performs as predicted. If not, the previous plan may be restored."""
     state, settings = view.state, view.settings
@@ -377,7 +382,8 @@ def slow_replicas(view: View) -> Outcome | None:
     """
     times = []
     for each, ran_R5 in _times(view, view.baseline):
-        own = dict(zip(("batches", "seconds", "expected_s"), ran_R5[:, 2:].sum(axis=0).tolist(), strict=True))
+        batches, seconds, expected_s = ran_R5[:, 2:].sum(axis=0).tolist()
+        own = {"batches": batches, "seconds": seconds, "expected_s": expected_s}
         times.append(ReplicaTimes(replica=each.replica, slot=each.slot, device=each.device, **own))
     slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
     if view.state.hold or not slow:
@@ -552,7 +558,7 @@ CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
     thresholds_found,
     accelerators_changed,
     change_failed,
-    lambda _: Outcome(settles=True),  # continues an unfinished change, and repairs deviations from the current plan
+    change_unfinished,
     trial_over,
     slow_replicas,
     plan_out_of_date,
