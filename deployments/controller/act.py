@@ -47,7 +47,7 @@ REPEAT_S = 60.0
 replaces lost replicas by itself, but a redeployed application starts again with the numbers of its settings."""
 DRAIN_S = 60.0
 """The timeout for inputs of the previous plan. Surplus replicas then stop, and no input is lost."""
-LOOK_S = 0.25
+PAUSE_S = 0.25
 """The interval at which running replicas are counted while a change waits for them."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -128,11 +128,11 @@ class ControlLoop:
             state=State.first(first, self.stream.calibrated, now_s),
             now_s=now_s,
             began_s=now_s,
-            looked_s=now_s,
+            observed_s=now_s,
             problem=settings.problem,
         )
         self._reported: dict[str, IngressReport] = {}
-        """The last reports of all ingresses by name. Those of the first look may have counted for hours."""
+        """The last reports of all ingresses by name. Those of the first tick may have counted for hours."""
         self._reported_s = now_s
         self._requested: dict[str, int] = {}
         """The number of replicas that was requested last, by accelerator type."""
@@ -165,7 +165,7 @@ class ControlLoop:
         """Observes the service once, and acts. A failure is logged, and the next tick tries again."""
         async with self._lock:
             try:
-                await self._look()
+                await self._observe()
                 await self._check()
                 await self._finish_change()
             except Exception as error:  # the death of another process must not end the loop
@@ -184,7 +184,7 @@ class ControlLoop:
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
         plan = self.view.completed(parse_plan(dict(document), shape))
         async with self._lock:
-            await self._look()
+            await self._observe()
             if self.tuning.alarm is not None:  # otherwise it would be dropped with the controller's thresholds
                 await self._apply_thresholds(self.tuning.alarm)
             # Rests do not end under a held plan, so it uses stragglers too.
@@ -232,7 +232,7 @@ class ControlLoop:
                     break
 
     async def _finish_change(self) -> None:
-        """Looks and checks until all ingresses follow the current plan, or the service is suspended.
+        """Observes and checks until all ingresses follow the current plan, or the service is suspended.
 
         Raises OfframpError if the replicas do not start in time; the change is not undone, and the next tick continues.
         """
@@ -240,14 +240,14 @@ class ControlLoop:
         while self._view.is_changing and self.state.suspended is None:
             if self._clock.now_s() >= until_s:
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {self._view.missing}")
-            await self._sleep(LOOK_S)
-            if not 0 <= self._clock.now_s() - self._view.looked_s < self.settings.watch_s:  # or the clock was set back
-                await self._look()
-            else:
+            await self._sleep(PAUSE_S)
+            if 0 <= self._clock.now_s() - self._view.observed_s < self.settings.watch_s:
                 self._update_view(running=await self._fleet.running())
+            else:  # a tick is over, or the clock was set back
+                await self._observe()
             await self._check()
 
-    async def _look(self) -> None:
+    async def _observe(self) -> None:
         """Collects the reports of all processes in parallel."""
         fleet = self._fleet
         with self._timed("collect"):
@@ -259,7 +259,7 @@ class ControlLoop:
         devices = self.settings.problem.devices.items()
         counts = {device: min(supply.count, left.get(device, 0)) for device, supply in devices}
         self._update_view(
-            looked_s=now_s,
+            observed_s=now_s,
             ingresses=ingresses,
             replicas=replicas,
             counts=counts,
@@ -308,7 +308,7 @@ class ControlLoop:
         """Updates the forecast if thresholds have changed. Otherwise all new exits would deviate from it."""
         forecast = self._view.forecast
         if forecast is not None and forecast.thresholds != self.state.thresholds:
-            forecast = await self._off_loop(self.stream.forecast, self.state, self._view.looked_s)
+            forecast = await self._off_loop(self.stream.forecast, self.state, self._view.observed_s)
             self._update_view(forecast=forecast, problem=forecast.expected(self._view.problem))
 
     # What follows from a check
@@ -335,9 +335,9 @@ class ControlLoop:
         """Plans, and changes to the new plan if it is worth it."""
         corrected = replace(self._view.problem, latency=decide.corrected_latency(self._view))
         with self._timed("forecast"):
-            forecast = await self._off_loop(self.stream.forecast, self.state, self._view.looked_s)
-        # Also if planning fails, so that the next attempt is in the next period, not at the next look.
-        self.update_state(**decide.ended_rests(self.view), planned_s=self._view.looked_s)
+            forecast = await self._off_loop(self.stream.forecast, self.state, self._view.observed_s)
+        # Also if planning fails, so that the next attempt is in the next period, not at the next tick.
+        self.update_state(**decide.ended_rests(self.view), planned_s=self._view.observed_s)
         self._update_view(forecast=forecast, planned_counts=self._view.counts, problem=corrected)
         try:
             with self._timed("solve"):

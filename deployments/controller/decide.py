@@ -38,7 +38,7 @@ from profiles.table import LatencyTable
 if TYPE_CHECKING:
     from profiles.forecast import SurvivalForecast
 
-SETTLE_LOOKS = 4
+SETTLE_TICKS = 4
 """The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
 REST_PERIODS = 5
 """The number of periods before a straggler gets work, or a plan that was rolled back is chosen, again."""
@@ -46,7 +46,7 @@ TRIES = 10
 """The number of failures of any kind after which a change is given up. Dead processes usually restart sooner."""
 RECENT_INPUTS = (100, 300, 1000)
 """Numbers of recent answers that are compared with the forecast. Few show a jump quickly; many show small changes."""
-RATE_LOOKS = 4
+RATE_TICKS = 4
 """The number of recent ticks whose arrivals are compared with the forecast rate."""
 LEAST_TIMED = 300
 """The number of batches that correct a latency. If their times vary by 30 %, their mean varies by 1.7 %: less than a
@@ -107,7 +107,7 @@ class View:
     """Wall clock."""
     began_s: float
     """When this process began."""
-    looked_s: float
+    observed_s: float
     """When the next four fields were collected."""
     ingresses: Sequence[IngressReport] = ()
     replicas: Sequence[ReplicaReport] = ()
@@ -134,7 +134,7 @@ class View:
     @property
     def is_period_over(self) -> bool:
         """Whether the window of the last forecast is over. This is also true if the clock was set back."""
-        return self.looked_s // self.settings.period_s != self.state.planned_s // self.settings.period_s
+        return self.observed_s // self.settings.period_s != self.state.planned_s // self.settings.period_s
 
     @property
     def next_epoch(self) -> int:
@@ -270,7 +270,7 @@ def thresholds_found(view: View) -> Outcome | None:
 def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     """Whether no input leaves under these thresholds although more inputs arrive than the plan can then serve."""
     plan = view.state.placed.plan
-    recent = total(view.stream.counts(view.state.planned_s)[-RATE_LOOKS:])
+    recent = total(view.stream.counts(view.state.planned_s)[-RATE_TICKS:])
     if not view.tuning.is_safe(thresholds) or recent is None:
         return False
     reach = view.stream.reach(replace(view.state, thresholds=thresholds), view.now_s)
@@ -363,7 +363,7 @@ def trial_over(view: View) -> Outcome | None:
         state.trial,
         since,
         margin=settings.rollback_margin,
-        settle_s=SETTLE_LOOKS * settings.watch_s,
+        settle_s=SETTLE_TICKS * settings.watch_s,
         patience_s=settings.period_s,
     )
     if judgement is None:
@@ -407,12 +407,12 @@ def plan_out_of_date(view: View) -> Outcome | None:
         return None
     if forecast is None and state.planned_s < view.began_s:  # the forecast was lost with an earlier process
         return Outcome(replan="restart")
-    awaits_probes = forecast is not None and forecast.at_s <= state.changed_s <= view.looked_s
+    awaits_probes = forecast is not None and forecast.at_s <= state.changed_s <= view.observed_s
     if awaits_probes and _is_change_observed(view, state.changed_s):
         return Outcome(replan="reaction")
     if view.is_period_over and not awaits_probes:
         return Outcome(replan="period")
-    if forecast is None or view.looked_s < state.planned_s + SETTLE_LOOKS * view.settings.watch_s:
+    if forecast is None or view.observed_s < state.planned_s + SETTLE_TICKS * view.settings.watch_s:
         return None
     deviations = _deviations(view, forecast)
     if awaits_probes:  # but a change of the rate needs no probes
@@ -428,13 +428,12 @@ def plan_out_of_date(view: View) -> Outcome | None:
 
 def _is_change_observed(view: View, changed_s: float) -> bool:
     """Whether there are enough probes since the stream changed, or the change was a period ago."""
-    is_late = view.looked_s >= changed_s + view.settings.period_s
-    return is_late or _num_probes(view, changed_s) >= LEAST_PROBES
+    return view.observed_s >= changed_s + view.settings.period_s or _num_probes(view, changed_s) >= LEAST_PROBES
 
 
 def _num_probes(view: View, since_s: float) -> int:
     """Returns the number of probes that the observations since a time are worth."""
-    return effective_probes(view.stream.observed(view.state, since_s, view.looked_s))
+    return effective_probes(view.stream.observed(view.state, since_s, view.observed_s))
 
 
 def _deviations(view: View, forecast: Forecast) -> dict[str, tuple[float, str]]:
@@ -442,12 +441,12 @@ def _deviations(view: View, forecast: Forecast) -> dict[str, tuple[float, str]]:
 
     A deviation is the start of the intervals that deviate, and a description.
     """
-    # Inputs that were sent before the switch may be answered during the look after it.
+    # Inputs that were sent before the switch may be answered during the tick after it.
     intervals = view.stream.counts(max(view.state.followed_s + view.settings.watch_s, forecast.at_s))
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
     found = {
         "changed_s": _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS)),
-        "rate_changed_s": _rate_deviation(forecast, view.problem.required_per_s, intervals[-RATE_LOOKS:], 2 * ticks),
+        "rate_changed_s": _rate_deviation(forecast, view.problem.required_per_s, intervals[-RATE_TICKS:], 2 * ticks),
     }
     return {name: each for name, each in found.items() if each is not None}
 
@@ -707,9 +706,8 @@ def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     if isinstance(found, NoPlan):
         words = f"no plan meets the problem on {view.counts}: the binding limit is {found.binding}"
         return without_plan(view, words, reason)
-    state, settings, problem = view.state, view.settings, view.problem
+    state, problem, start_cost, least_gain = view.state, view.problem, view.start_cost, view.settings.least_gain
     reach = None if view.forecast is None else view.forecast.reach
-    start_cost, least_gain = view.start_cost, settings.least_gain
     stages, compared = best_after_starts(problem, found, start_cost, reach)
     figures = evaluate(problem, stages, reach)
     placed = view.place(_plan_of(view, stages, figures))

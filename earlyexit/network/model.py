@@ -388,11 +388,11 @@ class Cut:
         policy: ExitPolicy,
         segments: SegmentRunner | None = None,
         *,
-        looks: frozenset[int] | None = None,
+        observed: frozenset[int] | None = None,
     ) -> None:
         """`segments`: the backend that computes the blocks; None: the network itself.
 
-        `looks`: if inputs stay, the ramps that are observed, active or not; None: inputs leave.
+        `observed`: if inputs stay, the ramps that are observed, active or not; None: inputs leave.
         Raises PlanError for blocks or ramps that the network does not have, and for a policy that cannot judge them.
         """
         _check(network, first, end, ramps, policy)
@@ -403,9 +403,9 @@ class Cut:
         self._ramps = ramps
         self._policy = policy
         self._segment_runner = segments
-        self._stays = looks is not None
-        self._looks = looks or frozenset()
-        evaluated = tuple(sorted(self._looks.union(ramps)))
+        self._stays = observed is not None
+        self._observed = observed or frozenset()
+        evaluated = tuple(sorted(self._observed.union(ramps)))
         self._segments = Split(first=first, end=end, batch=1, ramps=evaluated).segments()
         if policy.foresees == "states":
             self._segments = tuple(part for segment in self._segments for part in _split_before_last(segment))
@@ -415,8 +415,10 @@ class Cut:
 
     def observing(self, ramps: Iterable[int]) -> Cut:
         """Returns the same cut for inputs that stay. These ramps are observed, if the policy can judge them."""
-        looks = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_look(ramp))
-        return Cut(self._network, self.first, self.end, self._ramps, self._policy, self._segment_runner, looks=looks)
+        observed = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_observe(ramp))
+        return Cut(
+            self._network, self.first, self.end, self._ramps, self._policy, self._segment_runner, observed=observed
+        )
 
     @torch.inference_mode()
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
@@ -477,7 +479,7 @@ class Cut:
         if segment.end == self._network.num_blocks:
             return self._conclude(piece, output, state_BS)
         assert segment.ramp is not None
-        seen = self._look(segment.ramp, output, state_BS, piece) if segment.ramp in self._looks else ()
+        seen = self._observe(segment.ramp, output, state_BS, piece) if segment.ramp in self._observed else ()
         if segment.ramp not in self._ramps:
             return Step(answers=(), survivors=after, seen=seen)
         decision = self._policy.decide(segment.ramp, output, state_BS, piece.sample_ids)
@@ -528,9 +530,9 @@ class Cut:
         seen = _results(piece, range(len(piece)), full_B, [math.nan] * len(piece), last, pack=True)
         return Step(answers=answers, survivors=None, seen=seen)
 
-    def _look(self, ramp: int, output: ExitOutput, state_BS: Tensor, piece: Piece) -> tuple[Answer, ...]:
+    def _observe(self, ramp: int, output: ExitOutput, state_BS: Tensor, piece: Piece) -> tuple[Answer, ...]:
         """Returns the ramp's results. Results that are not finite are left out: a broken ramp must not fail inputs."""
-        score_B, value_B = self._policy.look(ramp, output, state_BS, piece.sample_ids)
+        score_B, value_B = self._policy.observe(ramp, output, state_BS, piece.sample_ids)
         seen = _results(piece, range(len(piece)), value_B, score_B.tolist(), ramp, pack=True)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
@@ -653,7 +655,7 @@ class TorchRunner:
             ramps = tuple(ramp for ramp in split.ramps if policy.can_decide(ramp))
             cut = Cut(self._network, split.first, split.end, ramps, policy, self._segments)
             # If the policy can observe no ramp, a probe runs like any other input.
-            if probe and any(map(policy.can_look, self._network.ramp_indices)):
+            if probe and any(map(policy.can_observe, self._network.ramp_indices)):
                 cut = cut.observing(self._network.ramp_indices)
             elif split.stays:
                 cut = cut.observing(ramps)

@@ -118,8 +118,8 @@ class ExitPolicy(ABC):
         """Whether inputs can leave at `ramp`."""
         return True
 
-    def can_look(self, ramp: int) -> bool:
-        """Whether `look` can return scores for `ramp`."""
+    def can_observe(self, ramp: int) -> bool:
+        """Whether `observe` can return scores for `ramp`."""
         return False
 
     def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
@@ -130,10 +130,12 @@ class ExitPolicy(ABC):
     def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
         """Returns which inputs leave at `ramp`, their answers, and the new state."""
 
-    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def observe(
+        self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]
+    ) -> tuple[Tensor, Tensor]:
         """Returns scores in the unit of the policy's thresholds, (B,), and answers, at an active or inactive ramp.
 
-        Only for ramps that `can_look` accepts. By default, the exit's own scores and answers.
+        Only for ramps that `can_observe` accepts. By default, the exit's own scores and answers.
         """
         return output.score_B, output.value_B
 

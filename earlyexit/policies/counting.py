@@ -85,7 +85,7 @@ class TabiPolicy(ExitPolicy):
         self.c = c
         self.k = k
 
-    def can_look(self, ramp: int) -> bool:
+    def can_observe(self, ramp: int) -> bool:
         return True
 
     def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:

@@ -63,8 +63,8 @@ class EnsemblePolicy(ExitPolicy):
     def can_decide(self, ramp: int) -> bool:
         return self._judge.can_decide(ramp)
 
-    def can_look(self, ramp: int) -> bool:
-        return self._judge.can_look(ramp)
+    def can_observe(self, ramp: int) -> bool:
+        return self._judge.can_observe(ramp)
 
     def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
         mixture = mixed(output, state_BS)
@@ -78,8 +78,10 @@ class EnsemblePolicy(ExitPolicy):
             state_BS=state_BS,
         )
 
-    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self._judge.look(ramp, mixed(output, state_BS), state_BS[:, :0], sample_ids)
+    def observe(
+        self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]
+    ) -> tuple[Tensor, Tensor]:
+        return self._judge.observe(ramp, mixed(output, state_BS), state_BS[:, :0], sample_ids)
 
     def conclude(self, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self._judge.conclude(mixed(output, state_BS), state_BS[:, :0], sample_ids)
@@ -129,9 +131,9 @@ class RecordedPolicy(ExitPolicy):
         self._judge.check_ramps(ramps)
 
     def can_decide(self, ramp: int) -> bool:
-        return self.can_look(ramp) and self._judge.can_decide(ramp)
+        return self.can_observe(ramp) and self._judge.can_decide(ramp)
 
-    def can_look(self, ramp: int) -> bool:
+    def can_observe(self, ramp: int) -> bool:
         return ramp in self._column_of
 
     def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
@@ -139,11 +141,13 @@ class RecordedPolicy(ExitPolicy):
         return tuple(f"{known}#{k}" for k in range(num_inputs))
 
     def decide(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> Decision:
-        score_B, value_B = self.look(ramp, output, state_BS, sample_ids)
+        score_B, value_B = self.observe(ramp, output, state_BS, sample_ids)
         leave_B = self._judge.is_sure(ramp, score_B)
         return Decision(leave_B=leave_B, value_B=value_B, score_B=score_B, state_BS=state_BS)
 
-    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def observe(
+        self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]
+    ) -> tuple[Tensor, Tensor]:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
         score_B = torch.from_numpy(self._answers.scores_NR[rows, column])
         value_B = torch.from_numpy(self._answers.answers_NE[rows, column])

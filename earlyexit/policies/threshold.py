@@ -49,10 +49,12 @@ class ThresholdPolicy(ExitPolicy):
     def can_decide(self, ramp: int) -> bool:
         return not isinstance(self.thresholds, Mapping) or ramp in self.thresholds
 
-    def can_look(self, ramp: int) -> bool:
+    def can_observe(self, ramp: int) -> bool:
         return True
 
-    def look(self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def observe(
+        self, ramp: int, output: ExitOutput, state_BS: Tensor, sample_ids: Sequence[str]
+    ) -> tuple[Tensor, Tensor]:
         return self._at_places(self.score(ramp, output), state_BS), output.value_B
 
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ class SimilarPolicy(ConfidencePolicy):
         if 0 in ramps:
             raise PlanError("exit policy 'similar' compares the states of two blocks; the ramp after block 0 has one")
 
-    def can_look(self, ramp: int) -> bool:
+    def can_observe(self, ramp: int) -> bool:
         return ramp > 0
 
 
@@ -160,9 +162,9 @@ class SharePolicy(ThresholdPolicy):
             raise PlanError(f"exit policy 'share' counts principal values, and task {task.name!r} has none")
 
     def can_decide(self, ramp: int) -> bool:
-        return super().can_decide(ramp) and self.can_look(ramp)
+        return super().can_decide(ramp) and self.can_observe(ramp)
 
-    def can_look(self, ramp: int) -> bool:
+    def can_observe(self, ramp: int) -> bool:
         return not isinstance(self.confidences, Mapping) or ramp in self.confidences
 
     def score(self, ramp: int, output: ExitOutput) -> Tensor:

@@ -46,8 +46,8 @@ class Generated:
     """The block after which each token left."""
     scores: list[float] = field(default_factory=list)
     """The score of that exit for each token."""
-    looks: list[dict[int, Answer]] = field(default_factory=list)
-    """The results of all exits for each token, by block; empty unless `GenerationOptions.look` is set."""
+    observed: list[dict[int, Answer]] = field(default_factory=list)
+    """The results of all exits for each token, by block; empty unless `GenerationOptions.observe` is set."""
 
     @property
     def tokens(self) -> list[int]:
@@ -64,7 +64,7 @@ class GenerationOptions:
     policy: ExitPolicy = NEVER_EXIT
     ramps: tuple[int, ...] = ()
     """The active ramps."""
-    look: bool = False
+    observe: bool = False
     """Whether all ramps are observed. Every token then runs all blocks."""
 
 
@@ -80,7 +80,7 @@ def generate(
     for batch in batches(model, prompts, options.max_tokens):
         cut = Cut(model, 0, model.num_blocks, options.ramps, options.policy)
         backbone.fill = "compute"
-        _generate_batch(model, cut.observing(model.ramp_indices) if options.look else cut, batch, options)
+        _generate_batch(model, cut.observing(model.ramp_indices) if options.observe else cut, batch, options)
         generated += batch
         progress("answers", len(generated), len(prompts))
     return generated
@@ -127,8 +127,8 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
         sequence.begin(number)
         active[number] = sequence, generated
     while active:
-        for _, generated in active.values() if options.look else ():
-            generated.looks.append({})
+        for _, generated in active.values() if options.observe else ():
+            generated.observed.append({})
         steps = {number: sequence.step() for number, (sequence, _) in active.items()}
         for step in cut.run(admitted_piece(model, steps, options.policy)):
             for answer in step.answers:
@@ -138,8 +138,8 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
                 generated.answer.append(result.token)
                 generated.exits.append(result.exit)
                 generated.scores.append(answer.score)
-            for look in step.seen:
-                active[int(look.sample_id)][1].looks[-1][look.exit] = look
+            for seen in step.seen:
+                active[int(seen.sample_id)][1].observed[-1][seen.exit] = seen
         for number, (sequence, _) in list(active.items()):
             if sequence.ended is not None:
                 decoder_of(model).memory.end(number)

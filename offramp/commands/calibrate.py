@@ -485,18 +485,18 @@ def _calibrate_decoder(folder: Path, data: LabelledRows, job: CalibrateJob, prog
     facts = calibration_facts(job) | {"answers": max_tokens, "chat": chat} | decay
     score = job.policy or "foreseen"
     policy = make_policy(score, **policy_of_score(score, SCORES[score].never, None, decay=job.decay).settings)
-    options = GenerationOptions(max_tokens=max_tokens, ends=frozenset(task.ends), policy=policy, look=True)
+    options = GenerationOptions(max_tokens=max_tokens, ends=frozenset(task.ends), policy=policy, observe=True)
     generations = generate(model, prompts_of(codec, data, task, chat=chat), options, progress)
-    looks = [look for each in generations for look in each.looks]
-    ramps = tuple(block for block in model.ramp_indices if all(block in look for look in looks))
+    observed = [token for each in generations for token in each.observed]
+    ramps = tuple(block for block in model.ramp_indices if all(block in token for token in observed))
     exits = (*ramps, model.num_blocks - 1)
     records = ExitRecords.of_answers(
-        np.array([[first_token(look[block].value) for block in exits] for look in looks], dtype=np.int64),
+        np.array([[first_token(token[block].value) for block in exits] for token in observed], dtype=np.int64),
         score=score,
         num_blocks=model.num_blocks,
         ramps=ramps,
         sample_ids=tuple(f"{k}-{place}" for k, each in enumerate(generations) for place in range(len(each.answer))),
-        scores_NR=np.array([[look[block].score for block in ramps] for look in looks], dtype=np.float32),
+        scores_NR=np.array([[token[block].score for block in ramps] for token in observed], dtype=np.float32),
         tokens_N=np.array(
             [length for each in generations for length in [len(each.prompt)] + [1] * (len(each.answer) - 1)]
         ),

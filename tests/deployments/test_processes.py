@@ -79,6 +79,7 @@ async def test_a_background_task_that_fails_fails_the_health_check(caplog: pytes
 
 
 def test_a_full_disk_of_logs_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", True)
     log = logging.Logger("full")
     log.addHandler(logging.StreamHandler(Mock(write=Mock(side_effect=OSError))))
     monkeypatch.setattr("sys.stderr", Mock(write=log.error))  # as in Serve's replicas

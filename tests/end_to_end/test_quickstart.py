@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from threading import Timer
-from typing import IO
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -109,35 +109,21 @@ class Reader:
     def _shell(self, command: str) -> list[str]:
         return ["bash", "-c", "\n".join(["set -e", *self.remembered, command])]
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return {"cwd": self.folder, "env": self.environment, **streams}
+
     def _done(self, command: str) -> str:
-        done = subprocess.run(
-            self._shell(command),
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=COMMAND_S,
-        )
+        done = subprocess.run(self._shell(command), **self._options, check=False, timeout=COMMAND_S)
         assert done.returncode == 0, f"{command}\n{done.stdout}"
-        return done.stdout
+        return str(done.stdout)
 
     def _served(self, command: str) -> str:
         """Waits until the service prints that it is ready."""
         if self.service is not None:
             self.stop()
-        self.service = subprocess.Popen(
-            self._shell(f"exec {command}"),
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        self.service = subprocess.Popen(self._shell(f"exec {command}"), **self._options, start_new_session=True)
         return self._until_asked_for()
 
     def lose_head(self) -> str:

@@ -76,7 +76,7 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Tales:
     policy = ConfidencePolicy(by_permits.THRESHOLD)
     alone = generate(model, prompts, GenerationOptions(max_tokens=MAX_TOKENS, policy=policy, ramps=RAMPS))
     assert {exit_block for each in alone for exit_block in each.exits} == {*RAMPS, NUM_BLOCKS - 1}
-    looking = GenerationOptions(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(by_permits.THRESHOLD), look=True)
+    looking = GenerationOptions(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(by_permits.THRESHOLD), observe=True)
     [probed] = generate(model, prompts[:1], looking)
     return Tales(
         folder=folder,
@@ -356,8 +356,8 @@ async def test_the_controller_observes_the_ramps_of_a_probe_sequence(one_ray: On
 def agreement_of(probed: Generated) -> float:
     """Returns the share of tokens for which the plan's ramps would give the full model's token or no exit."""
     agreeing = 0
-    for look in probed.looks:
+    for look in probed.observed:
         leaves = [ramp for ramp in RAMPS if look[ramp].score >= by_permits.THRESHOLD]
         at = leaves[0] if leaves else NUM_BLOCKS - 1
         agreeing += first_token(look[at].value) == first_token(look[NUM_BLOCKS - 1].value)
-    return agreeing / len(probed.looks)
+    return agreeing / len(probed.observed)

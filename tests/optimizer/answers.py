@@ -14,7 +14,7 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem
 from optimizer.problems.problem_file import ProblemFile
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.search.planner import ONE_CHAIN, Search, solve
+from optimizer.search.planner import solve
 from tests.optimizer.brute_force import BruteForce, Optimum
 
 AGREE = 1e-9
@@ -91,9 +91,9 @@ def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) 
     }[strategy]
 
 
-def planned(problem: PlanProblem, strategy: Strategy = "best", searches: tuple[Search, ...] = ONE_CHAIN) -> Planned:
-    """Returns the planner's plan, and fails if there is none."""
-    decision = solve(problem, strategy, searches)
+def planned(problem: PlanProblem, strategy: Strategy = "best", **options: Any) -> Planned:
+    """Returns the planner's plan, and fails if there is none. `options`: those of `solve`."""
+    decision = solve(problem, strategy, **options)
     assert isinstance(decision, Planned), decision
     return decision
 

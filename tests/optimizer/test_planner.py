@@ -165,10 +165,8 @@ def test_the_highest_rate_that_ingresses_carry_is_served_at_the_least_cost(seed:
     assert least is not None
     assert found.figures.usd_per_hour == pytest.approx(least.figures.usd_per_hour)
     assert (found.figures.rate_per_s, found.bound, found.gap) == (carried_per_s, carried_per_s, 0)
-    brief = solve(
-        replace(problem, ingress=Ingresses(inputs_per_s=carried_per_s)), time_limit_s=30, now_s=count().__next__
-    )
-    assert isinstance(brief, Planned), "plans of higher rates serve this one too"
+    carried = replace(problem, ingress=Ingresses(inputs_per_s=carried_per_s))
+    brief = planned(carried, time_limit_s=30, now_s=count().__next__)  # plans of higher rates serve this one too
     assert (brief.figures.rate_per_s, brief.gap) == (carried_per_s, 0)
 
 
@@ -257,8 +255,7 @@ def test_if_time_is_over_the_best_plan_so_far_has_a_true_bound(of: Callable[[int
 
 def test_if_time_is_over_the_bound_for_several_chains_is_not_that_for_one() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
-    brief = solve(problem, "serial", time_limit_s=5, now_s=count().__next__)
-    assert isinstance(brief, Planned)
+    brief = planned(problem, "serial", time_limit_s=5, now_s=count().__next__)
     assert brief.bound >= planned(problem, "serial").figures.rate_per_s
 
 

@@ -272,13 +272,13 @@ class Scene:
         return [event["words"] for event in reversed(self.history.events(1000)) if event["kind"] in kinds]
 
 
-async def begun(path: Path, inputs: tuple[int, int] = EASY, *, looks: int = 0, **fields: Any) -> Scene:
+async def begun(path: Path, inputs: tuple[int, int] = EASY, *, ticks: int = 0, **fields: Any) -> Scene:
     """Returns a scene five seconds before the end of its first period, with an empty log, after further ticks."""
     scene = Scene(path, **fields)
     await scene.loop.tick()
     await scene.ticks(23, inputs)
     scene.fleet.log.clear()
-    await scene.ticks(looks, inputs)
+    await scene.ticks(ticks, inputs)
     return scene
 
 
@@ -366,7 +366,7 @@ async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> 
     tuner = ToldTuner()
     growing = GROWING | {"best": halves(3, 1)}
     scene = await begun(
-        path, inputs, looks=6, first=halves(3, 1), **growing, make_tuner=lambda _: tuner, settings=settings
+        path, inputs, ticks=6, first=halves(3, 1), **growing, make_tuner=lambda _: tuner, settings=settings
     )
     scene.fleet.log.clear()
     scene.asked.clear()
@@ -376,7 +376,7 @@ async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> 
 async def alarm_while_replicas_start(
     scene: Scene, tuner: ToldTuner, *, broken: str | None = None, come: bool = False
 ) -> None:
-    """One look with a change-over to halves(3, 2), whose replicas come late or not at all.
+    """One tick with a change-over to halves(3, 2), whose replicas come late or not at all.
 
     `broken`: what fails of the fleet at the alarm.
     """

@@ -47,7 +47,7 @@ def settings(tmp_path: Path, *, asked: Mapping[str, Any] = MappingProxyType({}),
 
 
 async def test_the_description_has_forecasts_and_measurements(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=3, best=halves(3, 1), settings={"accuracy_budget": 0.01})
+    scene = await begun(tmp_path, ticks=3, best=halves(3, 1), settings={"accuracy_budget": 0.01})
     scene.fleet.alive = {"cpu": 6}  # more than the 4 that the service may use
     await scene.ticks(1, EASY)
     described = describe(scene.loop, scene.history, settings(tmp_path))

@@ -89,7 +89,7 @@ async def test_starting_replicas_are_not_stopped_after_several_deaths(tmp_path: 
 
 
 async def test_a_plan_that_gains_less_than_its_change_costs_is_rejected(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=1, best=halves(2, 2))  # 400/s as well
+    scene = await begun(tmp_path, ticks=1, best=halves(2, 2))  # 400/s as well
     assert scene.fleet.log == []
     assert scene.said("keep") == [
         "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, starting 0 of 4 replicas costs 0.0%, "
@@ -121,7 +121,7 @@ async def test_replicas_start_only_for_a_plan_that_gains_more_than_their_start_c
 
 
 async def test_after_a_jump_the_controller_plans_once_there_are_enough_probes(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1))
+    scene = await begun(tmp_path, ticks=6, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.hands_over = 20
     await scene.ticks(1, HARD)
     assert len(scene.asked) == 1
@@ -134,7 +134,7 @@ async def test_after_a_jump_the_controller_plans_once_there_are_enough_probes(tm
 @pytest.mark.parametrize("inputs", [(180, 120), (30, 270)], ids=["usual exits", "new exits, with few probes"])
 async def test_after_a_jump_of_the_rate_the_plan_is_for_the_new_rate(tmp_path: Path, inputs: tuple[int, int]) -> None:
     cheap = replace(problem(count=40), objective=MinimizeCost(rate_per_s=20.0))
-    scene = await begun(tmp_path, looks=6, problem=cheap, first=halves(3, 1), best=halves(3, 1))
+    scene = await begun(tmp_path, ticks=6, problem=cheap, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.hands_over = 1
     await scene.ticks(1, inputs)
     assert len(scene.asked) == 1
@@ -145,7 +145,7 @@ async def test_after_a_jump_of_the_rate_the_plan_is_for_the_new_rate(tmp_path: P
 
 async def test_the_size_of_a_service_of_the_least_cost_follows_the_load(tmp_path: Path) -> None:
     cheap = replace(problem(), objective=MinimizeCost(rate_per_s=400.0, in_time=0.99))  # as by default
-    scene = await begun(tmp_path, problem=cheap, looks=1, solve_as=solve)
+    scene = await begun(tmp_path, problem=cheap, ticks=1, solve_as=solve)
     assert sum(scene.fleet.replicas.values()) == 4, "one window is no forecast"
     await scene.ticks(2 * 24 + 4, EASY)
     assert sum(scene.fleet.replicas.values()) == 1
@@ -185,7 +185,7 @@ async def test_each_chain_is_compared_with_the_exits_at_its_own_ramps(tmp_path: 
 
 
 async def test_a_straggler_gets_no_work_until_after_the_next_plan(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=2, best=whole(4))
+    scene = await begun(tmp_path, ticks=2, best=whole(4))
     one_is_slow(scene, 4, slow=3)
     scene.best = whole(3)
     when = """NEW.value LIKE '%"reason": "straggler"%' BEGIN SELECT RAISE(FAIL, 'full'); END"""
@@ -210,7 +210,7 @@ async def test_a_straggler_gets_no_work_until_after_the_next_plan(tmp_path: Path
 
 
 async def test_a_straggler_that_does_not_report_rests_until_its_periods_are_over(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=2, best=whole(3))
+    scene = await begun(tmp_path, ticks=2, best=whole(3))
     one_is_slow(scene, 4)
     await scene.ticks(1, EASY)
     scene.fleet.silent = True
@@ -227,7 +227,7 @@ async def test_a_straggler_that_does_not_report_rests_until_its_periods_are_over
 
 
 async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=2, first=whole(3), best=whole(3))
+    scene = await begun(tmp_path, ticks=2, first=whole(3), best=whole(3))
     one_is_slow(scene, 3)
     await scene.ticks(1, EASY)
     assert scene.fleet.log == [*SWITCH, "scale cpu to 4", "prepare 2", "follow 2"]
@@ -237,7 +237,7 @@ async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> No
 
 
 async def test_a_straggler_rests_although_its_replacement_never_starts(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=2, first=whole(3), best=whole(3))
+    scene = await begun(tmp_path, ticks=2, first=whole(3), best=whole(3))
     scene.fleet.is_stuck = True
     one_is_slow(scene, 3)
     await scene.ticks(2, EASY)
@@ -252,7 +252,7 @@ def fails(asked: PlanProblem) -> Decision:
 
 
 async def test_batches_of_other_times_than_the_profiles_correct_the_rate_of_plans(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=1, best=whole(4))
+    scene = await begun(tmp_path, ticks=1, best=whole(4))
     # Two slow batches of each replica are too few. Batches also count if the search that follows fails.
     for number, each_s, rate_rps in ((80, 0.06, 400 / 1.5), (80, 0.08, 200.0), (2, 9.0, 200.0), (80, 0.04, 400.0)):
         batches_run(scene, number, each_s)
@@ -282,7 +282,7 @@ async def test_a_split_slower_than_the_profile_changes_its_own_blocks(tmp_path: 
 
 
 async def test_the_same_splits_continue_on_fewer_replicas_if_every_stage_still_runs(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=2, first=halves(2, 2), best=halves(2, 2))
+    scene = await begun(tmp_path, ticks=2, first=halves(2, 2), best=halves(2, 2))
     scene.fleet.log.clear()
     scene.best = halves(1, 2)
     scene.fleet.replicas["cpu"] = 3
@@ -297,7 +297,7 @@ async def test_the_same_splits_continue_on_fewer_replicas_if_every_stage_still_r
 
 
 async def test_a_stage_that_stays_without_replicas_is_left_out_before_ray_reports_the_loss(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=2, first=halves(3, 1), best=halves(3, 1))
+    scene = await begun(tmp_path, ticks=2, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.log.clear()
     scene.best = whole(1)
     scene.fleet.replicas["cpu"], scene.fleet.is_stuck = 1, True
@@ -352,16 +352,16 @@ async def test_a_plan_stays_on_its_accelerators_if_no_other_is_found(tmp_path: P
     assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (1, whole(3))
 
 
-@pytest.mark.parametrize("looks", [0, 9])
-async def test_a_plan_stays_if_time_is_over_before_a_better_one(tmp_path: Path, looks: int) -> None:
-    briefly = partial(solve, time_limit_s=looks, now_s=count().__next__)
-    scene = await begun(tmp_path, looks=1, first=halves(3, 1), solve_as=briefly)
+@pytest.mark.parametrize("limit_s", [0, 9])
+async def test_a_plan_stays_if_time_is_over_before_a_better_one(tmp_path: Path, limit_s: int) -> None:
+    briefly = partial(solve, time_limit_s=limit_s, now_s=count().__next__)
+    scene = await begun(tmp_path, ticks=1, first=halves(3, 1), solve_as=briefly)
     assert scene.fleet.log == []
     assert scene.said("no plan", "keep")[0].startswith("keeps plan 0 (period)")
 
 
 async def test_a_plan_that_misses_its_promise_is_rolled_back_and_blamed(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=1, best=halves(3, 1), predicted={"rate_per_s": 400.0, "latency_s": 0.05})
+    scene = await begun(tmp_path, ticks=1, best=halves(3, 1), predicted={"rate_per_s": 400.0, "latency_s": 0.05})
     assert scene.fleet.followed.plan.stages == halves(3, 1)
     scene.fleet.log.clear()
     await scene.ticks(6, EASY, in_slo=False)
@@ -437,7 +437,7 @@ async def test_a_predicted_cost_of_any_type_is_accepted(tmp_path: Path, predicte
 
 
 async def test_a_restarted_controller_restores_plan_and_observations(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=2, best=halves(3, 1))
+    scene = await begun(tmp_path, ticks=2, best=halves(3, 1))
     scene.fleet.log.clear()
     asked = len(scene.asked)
     scene.start()  # nothing was closed: it was killed
@@ -452,7 +452,7 @@ async def test_a_restarted_controller_restores_plan_and_observations(tmp_path: P
 
 @pytest.mark.parametrize("spoilt", ["probes SET columns = X'00'", "probes SET shape = ''", NO_TEXT])
 async def test_a_controller_restores_its_plan_despite_unreadable_rows(tmp_path: Path, spoilt: str) -> None:
-    scene = await begun(tmp_path, looks=1, best=halves(3, 1))
+    scene = await begun(tmp_path, ticks=1, best=halves(3, 1))
     scene.history._connection.executescript(f"UPDATE {spoilt}")
     scene.start()
     assert (scene.loop.state.placed.epoch, len(scene.said("error"))) == (1, 1)
@@ -609,7 +609,7 @@ async def test_the_controller_plans_although_the_clock_was_set_back(tmp_path: Pa
 
 async def test_a_clock_that_was_set_forward_stops_no_replicas(tmp_path: Path) -> None:
     cheap = replace(problem(), objective=MinimizeCost(rate_per_s=200.0))
-    scene = await begun(tmp_path, (600, 400), problem=cheap, looks=49, solve_as=solve)
+    scene = await begun(tmp_path, (600, 400), problem=cheap, ticks=49, solve_as=solve)
     replicas = scene.fleet.replicas["cpu"]
     scene.clock.advance(600.0)
     await scene.ticks(25, (600, 400))
@@ -627,7 +627,7 @@ async def test_a_clock_that_was_set_forward_stops_no_replicas(tmp_path: Path) ->
     ids=["thresholds", "ramps", "accelerators", "dispatch"],
 )
 async def test_a_plan_of_other_settings_is_not_restored(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    scene = await begun(tmp_path, looks=1, best=halves(3, 1))
+    scene = await begun(tmp_path, ticks=1, best=halves(3, 1))
     assert scene.loop.state.placed.epoch == 1
     for name, value in changes.items():
         setattr(scene, name, value)

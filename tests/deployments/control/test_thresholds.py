@@ -250,7 +250,7 @@ async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> N
 
 async def test_answers_under_an_operators_thresholds_do_not_count_for_the_tuner(tmp_path: Path) -> None:
     scene = await begun(
-        tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: TUNERS["guarantee"](QUESTION)
+        tmp_path, ticks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: TUNERS["guarantee"](QUESTION)
     )
     await scene.loop.apply(own(dict.fromkeys(RAMPS, 0.1)), hold=True)
 

@@ -101,8 +101,8 @@ def offline(
                 value_B, score_B = policy.conclude(of_exit, state, (sample_id,))
                 leaves = True
             else:
-                if policy.can_look(block):
-                    score, value = policy.look(block, of_exit, state, (sample_id,))
+                if policy.can_observe(block):
+                    score, value = policy.observe(block, of_exit, state, (sample_id,))
                     said[sample_id, block] = (float(score[0]), int(value[0]))
                 if block not in ramps:
                     continue

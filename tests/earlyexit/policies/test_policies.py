@@ -166,10 +166,10 @@ def test_recorded_policies_ignore_the_logits() -> None:
     np.testing.assert_array_equal(decision.value_B, [20, 10, 20])
     assert policy.decide(5, OUTPUT, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
     assert policy.conclude(OUTPUT, state_BS, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
-    score_B, label_B = policy.look(5, OUTPUT, state_BS, ("y#3", "x", "y"))
+    score_B, label_B = policy.observe(5, OUTPUT, state_BS, ("y#3", "x", "y"))
     assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
     assert label_B.tolist() == [21, 11, 21]
-    assert [policy.can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]
+    assert [policy.can_observe(ramp) for ramp in (2, 3, 5)] == [True, False, True]
 
 
 def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
@@ -229,7 +229,7 @@ def test_ramps_of_later_networks_judge_and_answer_by_the_mixture() -> None:
     decision = policy.decide(7, says(LARGE), state_BS, PAIR)
     expected_BC = 0.75 * LARGE + 0.25 * SMALL
     entropy_B = -(expected_BC * expected_BC.log()).sum(1)
-    looked_B, labels_B = policy.look(7, says(LARGE), state_BS, PAIR)
+    looked_B, labels_B = policy.observe(7, says(LARGE), state_BS, PAIR)
     assert looked_B.tolist() == pytest.approx(entropy_B.tolist(), abs=1e-3)
     assert decision.leave_B.tolist() == (entropy_B <= 0.99).tolist()
     assert decision.value_B is not None
@@ -262,7 +262,7 @@ def test_half_precision_keeps_probabilities_to_a_thousandth() -> None:
     certain = ExitOutput(THREE, torch.tensor([[0.0, -1e4, -1e4]] * 2))
     policy = EnsemblePolicy(EntropyPolicy(0.1), {5: 0.5})
     state_BS = policy.decide(5, certain, policy.initial_state(2, 3, CPU), PAIR).state_BS
-    entropy_B, labels_B = policy.look(7, certain, state_BS, PAIR)
+    entropy_B, labels_B = policy.observe(7, certain, state_BS, PAIR)
     assert entropy_B.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
     assert labels_B.tolist() == [0, 0]
 
@@ -332,7 +332,7 @@ def test_an_input_leaves_if_enough_pixels_exceed_the_ramps_confidence() -> None:
     output = ExitOutput(STREET, mixed(3))
     assert [policy.score(ramp, output).item() for ramp in (0, 1, 2)] == [1.0, 0.5, 0.0]
     assert [policy.can_decide(ramp) for ramp in (0, 1, 2, 3)] == [True, True, False, False]
-    assert [policy.can_look(ramp) for ramp in (2, 3)] == [True, False]
+    assert [policy.can_observe(ramp) for ramp in (2, 3)] == [True, False]
     no_numbers = ExitOutput(STREET, mixed(6) * torch.nan)
     assert SharePolicy(0.1, 0.0).score(0, no_numbers).tolist() == [0.0]
 

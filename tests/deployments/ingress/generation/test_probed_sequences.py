@@ -37,7 +37,7 @@ Row = tuple[float, ...]
 @pytest.fixture(scope="module")
 def alone(expected: dict[tuple[int, ...], Said]) -> dict[tuple[int, ...], Generated]:
     """Returns, by prompt, the full model's tokens with the results of every ramp, without a service."""
-    asked = GenerationOptions(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(THRESHOLD), look=True)
+    asked = GenerationOptions(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(THRESHOLD), observe=True)
     model = decoder(hf_decoder())
     return dict(zip(expected, generate(model, list(expected), asked), strict=True))
 
@@ -51,7 +51,7 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
 def rows_of(generated: Generated) -> list[Row]:
     """Returns the expected observations of a sequence under the same thresholds."""
     rows = []
-    for look in generated.looks:
+    for look in generated.observed:
         exit_block = next((ramp for ramp in (1, 2) if look[ramp].score >= THRESHOLD), LAST)
         differs = [float(first_token(look[ramp].value) != first_token(look[LAST].value)) for ramp in (1, 2)]
         rows.append((float(exit_block), look[1].score, look[2].score, *differs))
