@@ -43,8 +43,8 @@ class Limits:
     """Most bytes of request line and headers, and of trailers; beyond them the status is 431."""
     progress_bytes: int = 65_536
     """The timeout `body_s` restarts each time that this number of bytes of a body arrived."""
-    connections: int = min(20_000, getrlimit(RLIMIT_NOFILE)[0] // 2)  # the process needs other files, too
-    """Most open connections. A further one is answered with 503, and closed at once if there are a quarter more."""
+    connections: int = min(20_000, getrlimit(RLIMIT_NOFILE)[0] % 2**63 // 2)  # -1, which is no limit, stays large
+    """Most open connections, which leave half of the files. Others get 503 or, beyond a quarter more, are closed."""
     pipelined: int = 1000
     """Most requests of a connection that wait for earlier answers. With more, it is closed after their answers."""
     idle_s: float = 90.0
