@@ -190,7 +190,7 @@ def _config(options: ClientOptions) -> LoadConfig:
         url=options.url,
         inputs=[row["text"] for row in rows],
         send_times_s=times_s,
-        concurrency=options.concurrency,
+        concurrency=options.concurrency or 1,
         inputs_per_request=options.inputs_per_request,
         timeout_s=options.timeout_s,
         seed=options.seed,

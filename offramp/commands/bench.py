@@ -41,8 +41,7 @@ def run(job: BenchJob) -> None:
         _search(job, load)
         return
     offered_rps = None if times_s is None else job.inputs_per_request * len(times_s) / (job.seconds or times_s[-1])
-    concurrency = job.concurrency or 8 if times_s is None else None
-    config = load(send_times_s=times_s, concurrency=concurrency, num_requests=job.requests or 1000)
+    config = load(send_times_s=times_s, concurrency=job.concurrency or 8, num_requests=job.requests or 1000)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with progress_bars() as progress:
         records = asyncio.run(run_load(config, partial(progress, "requests"), api_key=job.api_key))

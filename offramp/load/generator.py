@@ -76,7 +76,7 @@ def exact_sleep() -> Iterator[Sleep]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """The options of a load run; exactly one of `send_times_s` and `concurrency` is set."""
+    """The options of a load run: of an open loop if `send_times_s` is set, else of a closed loop."""
 
     url: str
     inputs: Sequence[Input]
@@ -85,7 +85,7 @@ class LoadConfig:
     """An id of each input, which is sent as `ids`; None sends none."""
     send_times_s: Sequence[float] | None = None
     """The send time of each request of an open loop, in seconds from the start, ascending."""
-    concurrency: int | None = None
+    concurrency: int = 8
     """Number of workers of a closed loop."""
     num_requests: int = 0
     """Number of requests of a closed loop."""
@@ -98,9 +98,6 @@ class LoadConfig:
     """Seed of the jitter of retries."""
     retries: int = 0
     """Maximum number of retries after a broken connection, a 502 or a 503."""
-
-    def __post_init__(self) -> None:
-        assert (self.send_times_s is None) != (self.concurrency is None), "exactly one of them is set"
 
     def input_indices(self, request_index: int) -> tuple[int, ...]:
         """Returns the indices of a request's inputs."""
@@ -175,7 +172,6 @@ class Generator:
 
         A worker waits `pause_s` seconds after a failed request.
         """
-        assert self.config.concurrency is not None
         start_s = self.clock.now_s()
 
         async def work() -> None:
