@@ -36,7 +36,6 @@ from pydantic.dataclasses import dataclass as checked
 from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_cells
 from earlyexit.errors import DataError, InputError
-from earlyexit.tasks.base import IntArray
 from profiles.scores import BoolArray, FloatArray
 
 MAX_ARRIVALS = 200_000_000
@@ -291,6 +290,8 @@ FORMS = (
 )
 Interpretation = Literal["counts", "times"]
 """How numbers are read: as requests per second, or as the time of each request in seconds."""
+Cell = tuple[int, str]
+"""A text in a file, after the number of its line."""
 ALLOWED = (
     "poisson:RATE, uniform:RATE, gamma:RATE,cv=CV, mmpp:MEAN,peak=RATE,calm_s=S,burst_s=S, "
     "trace:FILE[,rate=RATE][,from=SECOND]; instead of trace, counts:FILE reads numbers as requests per second, "
@@ -365,12 +366,12 @@ def _replay(
     return process, (f"{options.file}: read as {content}", length)
 
 
-def _mistakes(values_N: FloatArray, interpretation: Interpretation | None) -> Iterator[tuple[BoolArray, str]]:
-    """Yields which numbers of a trace are wrong, and why. None: they are counts of a minute, which may be sums."""
+def _mistakes(values_N: FloatArray, kind: Interpretation | Literal["minutes"]) -> Iterator[tuple[BoolArray, str]]:
+    """Yields which numbers of a trace are wrong, and why. `minutes`: they are counts of a minute, which may be sums."""
     is_finite_N = np.isfinite(values_N)
-    if interpretation is None:
+    if kind == "minutes":
         yield ~(is_finite_N & (values_N >= 0)), "is not a count, which is 0 or more"
-    elif interpretation == "counts":
+    elif kind == "counts":
         yield ~(is_finite_N & (values_N == np.floor(values_N))), "is not a whole number of requests"
         yield values_N < 0, "is negative; a second has 0 requests or more"
     else:
@@ -393,14 +394,12 @@ def read_trace(path: Path, interpretation: Interpretation | None = None) -> Coun
             raise DataError(f"{path}: the file has counts per minute; times of single requests are needed")
         values_N, bin_s, interpretation = _per_minute(path, lines, columns), 60.0, "counts"
     else:
-        rows, bin_s = [line.split() for line in lines], 1.0
-        texts = [text for row in rows for text in row]
+        cells, bin_s = [(line, text) for line, row in enumerate(lines, start=1) for text in row.split()], 1.0
         if interpretation is None:
-            one_per_line = len(texts) == sum(map(bool, rows))
-            are_whole = set().union(*texts) <= set("+-0123456789")
+            one_per_line = len(dict(cells)) == len(cells)
+            are_whole = set().union(*(text for _, text in cells)) <= set("+-0123456789")
             interpretation = "times" if one_per_line and not are_whole else "counts"
-        lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
-        values_N = _numbers(path, texts, lines_N, interpretation)
+        values_N = _numbers(path, cells, interpretation)
     if interpretation == "counts":
         if not values_N.any():
             raise DataError(f"{path}: no requests: every count is 0")
@@ -424,24 +423,25 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: {error.strerror}") from error
 
 
-def _numbers(path: Path, texts: Sequence[str], lines_N: IntArray, interpretation: Interpretation | None) -> FloatArray:
-    """Returns the numbers of texts, which are on these lines. Raises DataError for the first of each `_mistakes`."""
+def _numbers(path: Path, cells: Sequence[Cell], kind: Interpretation | Literal["minutes"]) -> FloatArray:
+    """Returns the numbers in cells of a file. Raises DataError for the first of each `_mistakes`."""
 
     def error(index: int, reason: str) -> DataError:
+        line, text = cells[index]
         place = ""
-        if interpretation is None:
+        if kind == "minutes":
             place = f" (value {index + 1} of the row's minutes)"
-        elif len(texts) > lines_N[-1]:  # several on a line
+        elif len(cells) > cells[-1][0]:  # several on a line
             place = f" (value {index + 1} of the file)"
-        return DataError(f"{path}:{lines_N[index]}: {texts[index]!r} {reason}{place}")
+        return DataError(f"{path}:{line}: {text!r} {reason}{place}")
 
-    values_N = np.empty(len(texts))
-    for index, text in enumerate(texts):
+    values_N = np.empty(len(cells))
+    for index, (_, text) in enumerate(cells):
         try:
             values_N[index] = float(text)
         except ValueError:
             raise error(index, f"is not a number; allowed are {FORMS}") from None
-    for wrong_N, reason in _mistakes(values_N, interpretation):
+    for wrong_N, reason in _mistakes(values_N, kind):
         if wrong_N.any():
             raise error(int(wrong_N.argmax()), reason)
     return values_N
@@ -454,6 +454,5 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Flo
         raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
     sums_M = np.zeros(len(minutes))
     for line, row in islice(csv_cells(path, lines), 1, None):
-        texts = [row[index] for index in minutes]
-        sums_M += _numbers(path, texts, np.full(len(minutes), line), None)
+        sums_M += _numbers(path, [(line, row[index]) for index in minutes], "minutes")
     return sums_M
