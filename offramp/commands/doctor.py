@@ -314,11 +314,9 @@ def _requirements() -> tuple[str, list[str]]:
 
 def _pins(path: Path) -> dict[str, str]:
     """Returns the versions that a constraints file pins, by package; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    pairs = (line.partition("==") for line in lines if "==" in line)
-    return {canonicalize_name(name.partition("[")[0]): number.partition(";")[0].strip() for name, _, number in pairs}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    pins = (Requirement(line.partition("#")[0]) for line in lines if "==" in line.partition("#")[0])
+    return {canonicalize_name(each.name): next(iter(each.specifier)).version for each in pins}
 
 
 def _torch_cuda() -> str | None:
