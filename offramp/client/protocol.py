@@ -147,7 +147,9 @@ def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[
     try:
         rows = read_tensors(payload) if "model_name" in payload else payload.get("outputs", [payload])
         answered_id = str(payload.get("request_id", request_id))
-        predictions = [_prediction(row, answered_id) for row in rows]
+        predictions = [Prediction(**row | {"exit": int(row["exit"]), "request_id": answered_id}) for row in rows]
+        if not all(each.task_values for each in predictions):
+            raise KeyError("an answer")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise OfframpError(f"the server's answer is not a prediction: {payload!r:.200}") from error
     if len(predictions) != num_inputs:
@@ -189,13 +191,6 @@ def pause_s(error: OfframpError, attempt: int, rng: random.Random) -> float:
 async def resolve(result: Awaitable[T] | T) -> T:
     """Returns a result of httpx or of `sleep`, after awaiting it if the client is asynchronous."""
     return await result if isinstance(result, Awaitable) else result
-
-
-def _prediction(row: Any, request_id: str) -> Prediction:
-    prediction = Prediction(**row | {"exit": int(row["exit"]), "request_id": request_id})
-    if not prediction.task_values:
-        raise KeyError("an answer")
-    return prediction
 
 
 def key_header(api_key: str | None) -> dict[str, str]:
