@@ -349,7 +349,7 @@ class PlanJob(SearchOptions):
                 raise InputError(f"--{name} goes with --out: it is written into the plan file")
 
 
-class FleetJob(JsonOption, Job):
+class FleetJob(JsonOption):
     """Divide the accelerators of a cluster among several models, and plan each of them.
 
     Each model gets the same multiple of its rate, which is maximized, or its rate at the least cost. The exit status is
