@@ -76,13 +76,37 @@ async def predict_all(
 ) -> Exits:
     """Predicts every input and passes the rows to `write`, in order, while later batches are running.
 
-    `on_rows` gets the number of written rows. Inputs are read in a daemon thread, so that answers are written while a
-    pipe is silent, and Ctrl-C has an effect. Raises the error that ended the run early: DataError for the inputs, or an
-    error of the service.
+    `on_rows` gets the number of written rows. Raises the error that ended the run early: DataError for the inputs, or
+    an error of the service.
+    """
+    room, exits = threading.Semaphore(WAITING * job.concurrency), Exits()
+    tasks = _start_batches(inputs, job, Sender(client, job, clock, sleep), room)
+    try:
+        while isinstance(task := await tasks.get(), asyncio.Task):
+            for row in await task:
+                write(row)
+                exits[row.get("exit")] += 1
+            on_rows(exits.total())
+            room.release()
+        if task is not None:
+            raise task
+    finally:
+        unwritten = [task for _ in range(tasks.qsize()) if isinstance(task := tasks.get_nowait(), asyncio.Task)]
+        for each in unwritten:
+            each.cancel()
+        await asyncio.gather(*unwritten, return_exceptions=True)  # only the first error is raised
+    return exits
+
+
+def _start_batches(
+    inputs: Iterator[InputRow], job: PredictJob, sender: Sender, room: threading.Semaphore
+) -> asyncio.Queue[asyncio.Task[list[Row]] | BaseException | None]:
+    """Returns a queue of tasks, one for each batch, in order. After the last one it holds None, or the inputs' error.
+
+    A task is started whenever there is `room` for a batch, and `job.concurrency` of them run at a time. Inputs are read
+    in a daemon thread, so that answers are written while a pipe is silent, and Ctrl-C has an effect.
     """
     loop, running = asyncio.get_running_loop(), asyncio.Semaphore(job.concurrency)
-    room = threading.Semaphore(WAITING * job.concurrency)
-    sender, exits = Sender(client, job, clock, sleep), Exits()
     tasks: asyncio.Queue[asyncio.Task[list[Row]] | BaseException | None] = asyncio.Queue()
 
     async def rows(batch: Sequence[InputRow]) -> list[Row]:
@@ -103,21 +127,7 @@ async def predict_all(
             loop.call_soon_threadsafe(tasks.put_nowait, end)
 
     threading.Thread(target=read, daemon=True).start()
-    try:
-        while isinstance(task := await tasks.get(), asyncio.Task):
-            for row in await task:
-                write(row)
-                exits[row.get("exit")] += 1
-            on_rows(exits.total())
-            room.release()
-        if task is not None:
-            raise task
-    finally:
-        unwritten = [task for _ in range(tasks.qsize()) if isinstance(task := tasks.get_nowait(), asyncio.Task)]
-        for each in unwritten:
-            each.cancel()
-        await asyncio.gather(*unwritten, return_exceptions=True)  # only the first error is raised
-    return exits
+    return tasks
 
 
 class Sender:
