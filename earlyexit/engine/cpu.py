@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -12,8 +13,8 @@ WITHOUT_TILES = "AVX10_1_512"
 TILE_LEAF = 0x1D
 """The CPUID leaf with the size of AMX tiles."""
 
-BFLOAT16 = {"amx_bf16", "avx512_bf16"}
-"""Flags of processors with instructions for bfloat16 products."""
+BFLOAT16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "Arm"}
+"""Flags of processors with instructions for bfloat16 products, and their names."""
 
 
 def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINFO) -> None:
@@ -30,9 +31,18 @@ def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINF
             environ[ISA] = WITHOUT_TILES
 
 
-def has_bfloat16() -> bool:
-    """Whether the processor computes bfloat16 products faster than float32 products; False if unknown."""
-    return bool(BFLOAT16 & set(first_processor().get("flags", "").split()))
+def has_bfloat16() -> bool | None:
+    """Whether the processor computes bfloat16 products faster than float32 products; None if unknown."""
+    flags = processor_flags()
+    return None if flags is None else bool(BFLOAT16.keys() & flags)
+
+
+def processor_flags() -> frozenset[str] | None:
+    """Returns the flags of the processor's features that oneDNN may use; None if unknown."""
+    fields = first_processor()
+    flags = fields.get("flags", fields.get("Features"))  # the latter on ARM
+    hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
+    return None if flags is None else frozenset(flags.split()) - hidden
 
 
 def first_processor(cpuinfo: Path = CPUINFO) -> dict[str, str]:

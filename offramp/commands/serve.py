@@ -21,6 +21,7 @@ from deployments.keys import read_keys
 from deployments.local_ray.cluster import LocalCluster, serving, wanted_ports
 from deployments.local_ray.ports import await_ports
 from deployments.settings import ServeSettings
+from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.folders import check_model, model_folder_for
@@ -67,6 +68,9 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
         settings = folder_settings(job, folder, partial(print, flush=True))
     if settings.threads_per_replica > num_cores():
         warn(f"--threads {settings.threads_per_replica}: this machine has {num_cores()} cores; more threads are slower")
+    is_on_cpu = any(stage.device == "cpu" for stage in settings.plan.stages)
+    if is_on_cpu and settings.dtype == "bfloat16" and has_bfloat16() is False:
+        warn("--dtype bfloat16: this processor has no instructions for it, so float32 is several times as fast")
     if settings.plan.policy is not None and settings.plan.policy.own is not None:
         from earlyexit.policies.wrapper import own_policy  # imports torch
 
