@@ -95,10 +95,8 @@ def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> Exit
             f"exit records with {records.num_blocks} blocks and ramps {list(records.ramps)} do not match a chain with "
             f"{chain.num_blocks} blocks whose networks end after blocks {list(chain.ends)}"
         )
-    missing = [
-        end for end, weight in (weights_of(records) or {}).items() if weight and chain.network_of(end) not in used
-    ]
-    if missing:
+    weights = weights_of(records) or {}
+    if missing := [end for end, weight in weights.items() if weight and chain.network_of(end) not in used]:
         raise DataError(
             f"exit records of an ensemble: the exits after blocks {missing} are mixed into later ones, and networks "
             f"{list(used)} do not include them; records without mixing are needed"

@@ -265,8 +265,7 @@ class ExitRecords:
 
     def subset(self, rows: IntArray) -> ExitRecords:
         """Returns the records of some inputs, in the given order."""
-        per_input = {name: getattr(self, name) for name in PER_INPUT}
-        taken = {name: array[rows] for name, array in per_input.items() if array is not None}
+        taken = {name: array[rows] for name in PER_INPUT if (array := getattr(self, name)) is not None}
         return replace(self, sample_ids=tuple(self.sample_ids[row] for row in rows), **taken)
 
     def of_ramps(self, ramps: Collection[int]) -> ExitRecords:
@@ -302,9 +301,8 @@ class ExitRecords:
 
         Raises DataError for ramps that were not recorded, and for thresholds that are not numbers.
         """
-        sure = self.sure_NR(thresholds)
-        rows, last = np.arange(len(self)), len(self.ramps)
-        column_N = np.where(sure.any(1), sure.argmax(1), last) if self.ramps else np.full(len(self), last)
+        sure_NE = np.column_stack([self.sure_NR(thresholds), np.ones(len(self), dtype=bool)])
+        rows, column_N = np.arange(len(self)), sure_NE.argmax(1)
         losses_NE = np.column_stack([self.losses_NR, self._end_losses_N])
         truth_NE = served_NE = self.true_losses_NE
         if truth_NE is not None and self.end_true_losses_N is not None:
@@ -348,8 +346,8 @@ class ExitRecords:
             **({} if self.confidences is None else {"confidences": dict(self.confidences)}),
             "provenance": dict(self.provenance or {}),
         }
-        arrays = {name: getattr(self, field) for name, (field, _) in ARRAYS.items()}
-        recorded: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        arrays: dict[str, Any] = {name: getattr(self, field) for name, (field, _) in ARRAYS.items()}
+        recorded = {name: array for name, array in arrays.items() if array is not None}
         with path.open("wb") as file:  # a file, because numpy appends a suffix to a path
             np.savez_compressed(file, header=np.array(json.dumps(header)), **recorded)
 
@@ -458,10 +456,14 @@ class RecordedBatches:
         ramps = sorted(active)
         if unknown := sorted(set(ramps) - set(self.ramps)):
             raise DataError(f"no recorded batches of ramps {unknown}; recorded are {list(self.ramps)}")
-        if not ramps:
-            return np.full(len(self), self.num_blocks - 1, dtype=np.int64)
-        sure_NA = self.sure_NR[:, [self.ramps.index(ramp) for ramp in ramps]]
-        return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], self.num_blocks - 1).astype(np.int64)
+        columns = [self.ramps.index(ramp) for ramp in ramps]
+        sure_NE = np.column_stack([self.sure_NR[:, columns], np.ones(len(self), dtype=bool)])
+        return np.asarray(np.array([*ramps, self.num_blocks - 1])[sure_NE.argmax(1)])
+
+    def survival(self, active: Sequence[int]) -> tuple[float, ...]:
+        """Returns the share of inputs that reach each block if exactly these ramps are active."""
+        exits_N = self.exits_N(active)
+        return tuple(float((exits_N >= block).mean()) for block in range(self.num_blocks))
 
 
 def batch_counts(some_N: BoolArray, size: int) -> IntArray:

@@ -23,7 +23,7 @@ from optimizer.cost.rescore import Rescoring, by_networks, joint_reach, rescore
 from optimizer.generation.steps import generation_of, sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec, Stage, chains_of
 from optimizer.plans.plan_file import batches_document, chains_document, order_document, stages_document, write_plan
-from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, reach_of
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.problems.problem_file import ProblemFile, read_problem, read_problems
 from optimizer.problems.what_if import Axis, AxisName, variants, with_batch_limit
 from optimizer.search.compiled import cache_folder
@@ -355,7 +355,7 @@ def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
             reach = by_networks(file.problem, reach, alone)
         return rescore(file.problem, planned, reach)
     batches = file.problem.batches
-    return None if batches is None else rescore(file.problem, planned, reach_of(batches))
+    return None if batches is None else rescore(file.problem, planned, batches.survival)
 
 
 def _no_plan_document(decision: NoPlan) -> dict[str, Any]:

@@ -45,7 +45,6 @@ from optimizer.problems.problem import (
     PlanProblem,
     Reach,
     nested_shares,
-    reach_of,
 )
 from optimizer.problems.tokens import in_token_batches, in_tokens
 from profiles.records import IntArray, RecordedBatches
@@ -165,7 +164,7 @@ def evaluate(
         mean, inner, inner_stages = inner.lengths.mean, in_tokens(inner), in_token_batches(inner, inner_stages)
     ramps = [ramp for stage in inner_stages for split in stage.splits for ramp in split.ramps]
     exits_N = reach.exits_N(ramps) if isinstance(reach, RecordedBatches) else None
-    shares_of = reach_of(reach) if isinstance(reach, RecordedBatches) else reach
+    shares_of = reach.survival if isinstance(reach, RecordedBatches) else reach
     unanswered_N = nested_shares(inner.survival_N, ramps) if shares_of is None else shares_of(ramps)
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
     chain = _Chain(problem=inner, share_N=share_N, unanswered_N=unanswered_N, exits_N=exits_N, mean=mean)

@@ -307,9 +307,7 @@ class BatchesDocument(StrictDocument):
         batches = RecordedBatches(
             num_blocks=num_blocks, ramps=ramps, sure_NR=sure_NR, losses_NR=np.nan_to_num(losses_NR), size=self.size
         )
-        exits_N = batches.exits_N(ramps)
-        for block, share in enumerate(survival_N):
-            recorded = float((exits_N >= block).mean())
+        for block, (share, recorded) in enumerate(zip(survival_N, batches.survival(ramps), strict=True)):
             if abs(recorded - share) > ROUNDING:
                 raise InputError(f"{recorded:.3g} of their inputs reach block {block}; survival says {share:.3g}")
         return batches

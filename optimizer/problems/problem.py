@@ -365,13 +365,3 @@ def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[fl
         shares.append(share)
         share = survival_N[block + 1] if block in active else share
     return shares
-
-
-def reach_of(batches: RecordedBatches) -> Reach:
-    """Returns the survival of recorded batches, as a function of the active ramps."""
-
-    def reach(active: Sequence[int]) -> Sequence[float]:
-        exits_N = batches.exits_N(active)
-        return [float((exits_N >= block).mean()) for block in range(batches.num_blocks)]
-
-    return reach
