@@ -20,7 +20,7 @@ from offramp.commands.output import make_table, milliseconds, print_result, rate
 from optimizer.cost.evaluate import ExpectedSplit, merit, predictions
 from optimizer.cost.explain import answered_by, bottlenecks, no_plan_text, times_better
 from optimizer.cost.rescore import Rescoring, by_networks, joint_reach, rescore
-from optimizer.generation.steps import generation_of, sequence_figures
+from optimizer.generation.steps import generation_of
 from optimizer.plans.plan import Plan, PolicySpec, Stage, chains_of
 from optimizer.plans.plan_file import batches_document, chains_document, order_document, stages_document, write_plan
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
@@ -256,7 +256,6 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         no_plan = _no_plan_document(answer.decision) | message
         return {"no_plan": no_plan, "strategy": answer.decision.strategy, "baselines": answer.baselines}
     planned, figures = answer.planned, answer.planned.figures
-    sequences = problem.generation and asdict(sequence_figures(problem, planned.stages, **figures.of_steps))
     chains = {"schema_version": 2, "chains": chains_document(planned.stages, figures.shares)}
     calibration = answer.file.recorded and answer.file.recorded.calibration  # None if no model folder is named
     hop_rates = (each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None for each in figures.stages)
@@ -294,7 +293,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
             for each, hop_rate_per_s in zip(figures.stages, hop_rates, strict=True)
         ],
         **({"answered_by": answered_by(problem, planned.stages)} if problem.networks else {}),
-        **({"generation": sequences} if sequences else {}),
+        **({"generation": asdict(figures.sequences)} if figures.sequences else {}),
         "baselines": answer.baselines,
         "joint": None if answer.rescoring is None else _joint_document(problem, answer.rescoring),
     }

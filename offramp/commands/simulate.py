@@ -27,7 +27,6 @@ from offramp.load.sustained import percentile
 from optimizer.calibration.calibration_file import check_policy, policy_of_records, read_calibration_file
 from optimizer.cost.evaluate import Evaluation, evaluate, violations
 from optimizer.cost.explain import no_plan_text
-from optimizer.generation.steps import sequence_figures
 from optimizer.plans.plan import Plan, PolicySpec
 from optimizer.plans.plan_file import ModelShape, PlanDocument, build_plan, plan_document, policy_document
 from optimizer.problems.entries import tokens_of
@@ -426,7 +425,7 @@ def _document(
     """
     problem, plan = scenario.problem, scenario.plan
     without_policy = {"policy": None} if plan.policy is NO_POLICY else {}
-    of_steps = scenario.sequences and asdict(sequence_figures(problem, plan.stages, **predicted.of_steps))
+    sequences = predicted.sequences and asdict(predicted.sequences)
     exits = dict.fromkeys((*plan.ramps, problem.num_blocks - 1), 0.0)
     for share, chain in zip(plan.shares, plan.chains, strict=True):
         reach_N = [*nested_shares(survival_with(problem, chain.used), chain.ramps), 0.0]
@@ -458,7 +457,7 @@ def _document(
                 {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
             ],
         },
-        **({"predicted_sequences": of_steps} if of_steps else {}),
+        **({"predicted_sequences": sequences} if sequences else {}),
     }
 
 

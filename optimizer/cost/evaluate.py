@@ -35,7 +35,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, step_seconds
-from optimizer.generation.steps import broken_promises, seconds_of_steps
+from optimizer.generation.steps import SequenceFigures, broken_promises, seconds_of_steps, sequence_figures
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.networks import Subproblem, subproblem_of
 from optimizer.problems.problem import (
@@ -118,12 +118,8 @@ class Evaluation:
     stages: tuple[StageFigures, ...]
     shares: tuple[float, ...] = (1.0,)
     """Each chain's share of the rate. By default it is such that all chains are equally busy."""
-
-    @property
-    def of_steps(self) -> dict[str, float]:
-        """The figures that `optimizer.generation.steps` needs."""
-        hops_s = sum(each.hop_s for each in self.stages)
-        return {"rate_per_s": self.served_per_s, "latency_s": self.latency_s, "hops_s": hops_s}
+    sequences: SequenceFigures | None = None
+    """If inputs are the steps of sequences, the figures of these sequences."""
 
 
 def evaluate(
@@ -256,18 +252,20 @@ class _Chain:
             for index, stage in enumerate(stages)
             for each in zip(stage.splits, own[index].splits, steps[index], strict=True)
         )
-        ramp_s = sum(each.ramp_s for each in splits)
+        ramp_s, hops_s = sum(each.ramp_s for each in splits), sum(each.hop_s for each in figures)
+        latency_s = sum(each.wait_s + each.inside_s + each.crossing_s for each in splits) + hops_s
+        with_steps = problem.generation is not None
         return Evaluation(
             rate_per_s=rate_per_s / self.mean,
             served_per_s=served_per_s / self.mean,
-            latency_s=sum(each.wait_s + each.inside_s + each.crossing_s for each in splits)
-            + sum(each.hop_s for each in figures),
+            latency_s=latency_s,
             mean_latency_s=sum(each.unanswered_s for each in splits)
             + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
             ramp_overhead=ramp_s / (sum(each.inside_s for each in splits) - ramp_s),
             usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
             splits=splits,
             stages=tuple(each.per_input(self.mean) for each in figures),
+            sequences=sequence_figures(problem, stages, served_per_s, latency_s, hops_s) if with_steps else None,
         )
 
     def _steps(self, stage: Stage, split: Split) -> Sequence[StepSeconds]:
@@ -383,7 +381,7 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
     ramp_budget = problem.ramp_budget
     if ramp_budget is not None and figures.ramp_overhead > ramp_budget * (1 + TOLERANCE):
         texts.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, and {ramp_budget:.3%} are allowed")
-    return [*texts, *(text for _, text in broken_promises(problem, stages, **figures.of_steps))]
+    return [*texts, *(text for _, text in broken_promises(problem, figures.sequences))]
 
 
 def milliseconds(seconds: float) -> str:

@@ -38,7 +38,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
         return _checked(problem, first, lambda other: solve_generation(other, space, solve_exactly))
     figures = evaluate(problem, first.stages)
     if not violations(problem, first.stages, figures):
-        return first
+        return replace(first, figures=figures)
     parts = (space, *space.contained(), *_smaller_stages(problem, space))
     limits = sorted({batch for name in device_names(problem) for batch in problem.latency[name].batches})
     decisions = [each for part in parts for each in _limited(relaxed, part, limits, solve_exactly)]
@@ -53,7 +53,7 @@ def solve_generation(problem: PlanProblem, space: Space, solve_exactly: ExactPla
     if not kept and space.is_over():
         raise PlanError(f"no plan was found{space.within} that keeps the promises to sequences")
     if not kept:
-        broken = [promise for promise, _ in broken_promises(problem, first.stages, **figures.of_steps)]
+        broken = [promise for promise, _ in broken_promises(problem, figures.sequences)]
         return NoPlan(strategy=space.strategy, binding=broken[-1])
     best = max(kept, key=lambda plan: merit(problem, plan.figures))
     return Found(plans=(best, *kept), bound=first.bound).planned(problem, space.strategy)

@@ -183,7 +183,7 @@ class SequenceFigures:
 
 
 def sequence_figures(
-    problem: PlanProblem, stages: Sequence[Stage], *, rate_per_s: float, latency_s: float, hops_s: float
+    problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float, latency_s: float, hops_s: float
 ) -> SequenceFigures:
     """Returns the figures at `rate_per_s` steps. A step takes `latency_s` at most, of which `hops_s` are hops."""
     generation = generation_of(problem)
@@ -230,14 +230,11 @@ def _pages(problem: PlanProblem, stages: Sequence[Stage], kv: KvMemory, running:
         yield StagePages(pages=int(free_bytes // page_bytes), needed=needed)
 
 
-def broken_promises(
-    problem: PlanProblem, stages: Sequence[Stage], *, rate_per_s: float, latency_s: float, hops_s: float
-) -> Iterator[tuple[Promise, str]]:
-    """Yields each promise to sequences that a plan breaks, with a message. Yields nothing without generation."""
-    generation = problem.generation
-    if generation is None:
+def broken_promises(problem: PlanProblem, figures: SequenceFigures | None) -> Iterator[tuple[Promise, str]]:
+    """Yields each promise to sequences that a plan breaks, with a message. Yields nothing without sequences."""
+    if figures is None:
         return
-    figures = sequence_figures(problem, stages, rate_per_s=rate_per_s, latency_s=latency_s, hops_s=hops_s)
+    generation = generation_of(problem)
     if generation.ttft_s is not None:
         allowed_s = generation.ttft_s * (1 - problem.slo.slack)
         if figures.ttft_s > allowed_s * (1 + ROUNDING):

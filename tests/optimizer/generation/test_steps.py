@@ -13,7 +13,7 @@ from optimizer.cost.evaluate import evaluate, merit, objective_value, violations
 from optimizer.cost.explain import no_plan_text
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import DecoderSeconds, at_context, without_head
-from optimizer.generation.steps import chunk_of, running_sequences, sequence_figures, step_table
+from optimizer.generation.steps import chunk_of, running_sequences, step_table
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeCost, MinimizeLatency, PlanProblem, Slo
 from optimizer.problems.what_if import with_batch_limit
@@ -302,9 +302,9 @@ def test_a_model_that_is_too_large_for_one_accelerator_is_planned_in_stages() ->
 
 def test_figures_of_sequences_follow_littles_law() -> None:
     problem = with_memory(5000.0 + 700 * 100.5)
-    stages = planned(problem).stages
-    figures = evaluate(problem, stages)
-    said = sequence_figures(problem, stages, **figures.of_steps)
+    figures = planned(problem).figures
+    said = figures.sequences
+    assert said is not None
     assert said.token_s == pytest.approx(said.running / figures.rate_per_s)
     assert said.tokens_per_s == pytest.approx(figures.rate_per_s * 5 / 4)
     assert said.sequences_per_s == pytest.approx(figures.rate_per_s / 4)
