@@ -36,7 +36,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, step_seconds
 from optimizer.generation.steps import SequenceFigures, broken_promises, seconds_of_steps, sequence_figures
-from optimizer.plans.plan import Stage, chains_of
+from optimizer.plans.plan import Stage, chains_of, replicas_of
 from optimizer.problems.networks import Subproblem, subproblem_of
 from optimizer.problems.problem import (
     MaximizeRate,
@@ -363,8 +363,7 @@ def predictions(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
 def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:
     """Returns a text, with both numbers, for each limit of the problem that the plan violates."""
     texts = []
-    for device in dict.fromkeys(stage.device for stage in stages):
-        used = sum(stage.replicas for stage in stages if stage.device == device)
+    for device, used in replicas_of(stages).items():
         if used > problem.devices[device].count:
             texts.append(f"it needs {used} {device}, and {problem.devices[device].count} are available")
     budget = problem.budget_usd_per_hour

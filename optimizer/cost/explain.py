@@ -10,7 +10,7 @@ from typing import Literal
 
 from optimizer.cost.evaluate import TOLERANCE, Evaluation, milliseconds, objective_value
 from optimizer.generation.steps import generation_of
-from optimizer.plans.plan import Stage, chains_of
+from optimizer.plans.plan import Stage, chains_of, replicas_of
 from optimizer.problems.networks import subproblem_of, survival_with
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, nested_shares
 from optimizer.search.decision import NoPlan, Planned
@@ -59,7 +59,7 @@ def bottlenecks(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluati
         text = f"the latency of {milliseconds(figures.latency_s)} is at its limit of {milliseconds(limit_s)}"
         yield Bottleneck(kind="latency", text=text)
     for device, supply in problem.devices.items():
-        if supply.count and sum(stage.replicas for stage in stages if stage.device == device) == supply.count:
+        if supply.count and replicas_of(stages)[device] == supply.count:
             yield Bottleneck(kind="devices", text=f"all {supply.count} {device} are used")
 
 
@@ -106,7 +106,7 @@ def _budget_limit(problem: PlanProblem, stages: Sequence[Stage], figures: Evalua
     budget = problem.budget_usd_per_hour
     if budget is None:
         return
-    used = {device: sum(stage.replicas for stage in stages if stage.device == device) for device in problem.devices}
+    used = replicas_of(stages)
     prices = [supply.usd_per_hour for device, supply in problem.devices.items() if used[device] < supply.count]
     if prices and figures.usd_per_hour + min(prices) > budget:
         left = budget - figures.usd_per_hour

@@ -20,7 +20,7 @@ from typing import Protocol
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import evaluate, objective_value, violations
 from optimizer.live.reaction import LEAST_INPUTS
-from optimizer.plans.plan import Stage
+from optimizer.plans.plan import Stage, replicas_of
 from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Reach
 from optimizer.search.decision import Planned
 
@@ -43,18 +43,16 @@ class StartCost:
 
     def num_started(self, stages: Sequence[Stage]) -> int:
         """Returns the number of replicas that a change to a plan starts."""
-        needed = Counter(stage.device for stage in stages for _ in range(stage.replicas))
-        return (needed - Counter(self.running)).total()
+        return (replicas_of(stages) - Counter(self.running)).total()
 
     def share(self, stages: Sequence[Stage]) -> float:
         """Returns the cost of a change to a plan: the share of the plan's service in the period that is lost."""
-        replicas = sum(stage.replicas for stage in stages)
-        return min(1.0, self.num_started(stages) / replicas * self.start_s / self.period_s)
+        return min(1.0, self.num_started(stages) / replicas_of(stages).total() * self.start_s / self.period_s)
 
     def words(self, stages: Sequence[Stage]) -> str:
         """Describes the cost of a change to a plan."""
-        replicas = sum(stage.replicas for stage in stages)
-        return f"starting {self.num_started(stages)} of {replicas} replicas costs {self.share(stages):.1%}"
+        started = f"{self.num_started(stages)} of {replicas_of(stages).total()} replicas"
+        return f"starting {started} costs {self.share(stages):.1%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,6 +164,14 @@ def with_replicas(stages: Iterable[Stage], counts: Iterable[int]) -> tuple[Stage
     return tuple(replace(stage, replicas=count) for stage, count in zip(stages, counts, strict=True))
 
 
+def replicas_of(stages: Iterable[Stage]) -> Counter[str]:
+    """Returns the number of replicas by accelerator type."""
+    replicas = Counter[str]()
+    for stage in stages:
+        replicas[stage.device] += stage.replicas
+    return replicas
+
+
 def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...]]:
     """Groups stages by chain. A chain ends with the stage that runs the model's last block."""
     chains: list[tuple[Stage, ...]] = [()]
@@ -438,8 +446,7 @@ class PlacedPlan:
     @property
     def occupied(self) -> Mapping[str, int]:
         """Replicas per accelerator type, including avoided ones, because they still occupy their accelerators."""
-        serving = Counter(stage.device for stage in self.plan.stages for _ in range(stage.replicas))
-        return dict(Counter(self.avoided.values()) + serving)
+        return dict(Counter(self.avoided.values()) + replicas_of(self.plan.stages))
 
     def needed(self, device: str) -> Mapping[str, int]:
         """Returns how many replicas each slot of an accelerator type needs, in the plan's order."""
