@@ -171,7 +171,7 @@ def learn_then_test(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class ThresholdPath:
     """Threshold vectors from "never leave" to "always leave", indexed by the logarithm of the price.
 
     The risk of a ramp is the logistic model sigmoid(-(slope * x + offset)), where x is the sureness of the score.
@@ -199,7 +199,7 @@ class Path:
         return np.asarray(log_risk_NR - np.log(self.saved_R))
 
 
-def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) -> Path:
+def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) -> ThresholdPath:
     """Fits the path on the design part.
 
     `block_costs` holds the cost of each block in any unit; None: all blocks cost the same. Raises DataError unless
@@ -213,7 +213,7 @@ def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) ->
             raise DataError(f"{design.num_blocks} blocks need as many costs, all finite and above 0")
         left_R = np.array([float(sum(block_costs[ramp + 1 :])) for ramp in design.ramps])
         saved_R = left_R / left_R.min(initial=np.inf)  # relative to the least
-    return Path(score=design.score, ramps=design.ramps, slope_R=slope_R, offset_R=offset_R, saved_R=saved_R)
+    return ThresholdPath(score=design.score, ramps=design.ramps, slope_R=slope_R, offset_R=offset_R, saved_R=saved_R)
 
 
 def _fit_risk(design: ExitRecords, column: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from numpy.random import Generator, default_rng
 from earlyexit.tasks.regression import RegressionTask
 from optimizer.calibration.thresholds import (
     Guarantee,
-    Path,
+    ThresholdPath,
     design_rows,
     few_ramps,
     lay_path,
@@ -71,7 +71,7 @@ def test_a_bolder_price_lets_more_inputs_leave_earlier_from_never_to_always(scor
 
 def test_a_threshold_has_the_risk_of_its_price() -> None:
     one = np.ones(1)
-    path = Path(score="confidence", ramps=(0,), slope_R=one, offset_R=0 * one, saved_R=one)
+    path = ThresholdPath(score="confidence", ramps=(0,), slope_R=one, offset_R=0 * one, saved_R=one)
     # With slope 1 and offset 0 the risk of a confidence c is 1 - c.
     assert path.thresholds(np.log(0.1))[0] == pytest.approx(0.9)
     assert path.thresholds(np.log(0.3))[0] == pytest.approx(0.7)
