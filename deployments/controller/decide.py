@@ -21,7 +21,7 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, Interval, ReplicaReport, ran_since, total
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import step_seconds
+from optimizer.cost.batch_seconds import batch_seconds
 from optimizer.cost.evaluate import Evaluation, evaluate, predictions
 from optimizer.cost.rescore import rescore
 from optimizer.live.plan_changes import StartCost, Trial, best_after_starts, judge, kept_share, weigh
@@ -546,8 +546,7 @@ def _times(view: View, since: Mapping[str, ReplicaReport]) -> Iterator[tuple[Rep
             ramps = tuple(ramp for ramp in each.ramps if ramp in problem.ramps)
             size = each.size if length is None else each.tokens / each.batches / length
             split = Split(first=each.first, end=each.end, batch=each.size, ramps=ramps, after_answer=each.after_answer)
-            steps = step_seconds(table, problem.ramps, split, share_N, size)
-            expected_s = each.batches * sum(step.mean_s for step in steps)
+            expected_s = each.batches * batch_seconds(table, problem.ramps, split, share_N, size).mean_s
             if not each.shared:
                 rows.append((each.first, each.end, each.batches, each.seconds, expected_s))
         yield report, np.array(rows).reshape(-1, 5)

@@ -279,7 +279,7 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
         "splits": [
             {
                 "stage": each.stage_index,
-                "seconds": each.seconds,
+                "seconds": each.seconds.mean_s,
                 "wait_s": each.wait_s,
                 "reached_by": each.reached_by,
                 "batch_at_block": list(each.batch_at_block),
@@ -526,7 +526,7 @@ def _stage_rows(planned: Planned) -> Iterator[tuple[str, ...]]:
             f"{split.first}-{split.end - 1}",
             str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
             _ranges(split.ramps) or "-",
-            milliseconds(each.seconds),
+            milliseconds(each.seconds.mean_s),
             milliseconds(each.wait_s),
             f"{each.fill:.0%}",
             *((rate_text(bounds.rate_per_s), hop) if is_first else ("", "")),

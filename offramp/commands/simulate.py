@@ -454,7 +454,8 @@ def _document(
             "usd_per_hour": predicted.usd_per_hour,
             "exits": exits,
             "splits": [
-                {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
+                {"first": each.split.first, "end": each.split.end, "seconds": each.seconds.mean_s}
+                for each in predicted.splits
             ],
         },
         **({"predicted_sequences": sequences} if sequences else {}),
@@ -551,7 +552,7 @@ def _stage_rows(plan: Plan, predicted: Evaluation, simulated: Mapping[str, Any])
             fill = use["fill"] if by_tokens is None else by_tokens
             batch_cells = (f"{use['batches']}", f"{fill:.0%}", milliseconds(use["busy_s"] / use["batches"]))
         batch = str(split.batch) if split.tokens is None else f"{split.tokens} tokens"
-        yield *stage_cells, f"{split.first}-{split.end - 1}", batch, *batch_cells, milliseconds(each.seconds)
+        yield *stage_cells, f"{split.first}-{split.end - 1}", batch, *batch_cells, milliseconds(each.seconds.mean_s)
 
 
 def _sequence_tables(document: Mapping[str, Any]) -> Iterator[Table]:

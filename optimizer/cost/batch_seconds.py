@@ -6,7 +6,7 @@ over all batches is less than its time for the mean batch. The inputs that go on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,38 +16,46 @@ from profiles.records import IntArray, batch_counts
 from profiles.table import FloatArray, LatencyTable
 
 
-class StepSeconds(NamedTuple):
-    """Time of a batch in one block and, if it is active, in the block's ramp."""
+class BatchSeconds(NamedTuple):
+    """Time of a batch in consecutive blocks and their active ramps."""
 
-    block_s: float
+    inside_s: float
+    """Time of an input that runs through all of them. None of its batch's blocks are skipped."""
     ramp_s: float
+    """The part of `inside_s` that active ramps take."""
     mean_s: float
-    """The mean of both over all batches, of which some skip the block."""
+    """Mean time of all batches, of which some skip blocks."""
     unanswered_s: float
-    """The sum of both, weighted by the share of all inputs that reach the block without an answer."""
+    """The sum over blocks, weighted by the share of all inputs that reach a block without an answer."""
+
+    @classmethod
+    def total(cls, parts: Iterable[BatchSeconds]) -> BatchSeconds:
+        """Returns the sum over at least one part, such as over single blocks."""
+        return cls(*map(sum, zip(*parts, strict=True)))
 
 
-def step_seconds(
+def batch_seconds(
     table: LatencyTable,
     ramps: Sequence[int],
     split: Split,
     unanswered_N: Sequence[float],
     size: float | None = None,
     unit: float = 1.0,
-) -> list[StepSeconds]:
-    """Returns the times of the mean batch in the blocks of a split.
+) -> BatchSeconds:
+    """Returns the times of the mean batch in a split.
 
     `size` is the size of a batch at its start; by default it is full. An input counts as `unit`. `ramps` are those of
     the model, active or not. `unanswered_N` is the share of all inputs that reach each block without an answer.
     """
-    size, steps = split.batch if size is None else size, []
+    size, blocks = split.batch if size is None else size, []
     insides = expected_batches(split, computed_shares(split, unanswered_N), size)
     for block, inside in zip(range(split.first, split.end), insides, strict=True):
         block_s_B, ramp_s_B = _measured(table, ramps, split, block)
         block_s, ramp_s = (float(np.interp(inside, table.batches, each)) for each in (block_s_B, ramp_s_B))
         mean_s = mean_seconds(table, block_s_B + ramp_s_B, inside, inside / size, size / unit)
-        steps.append(StepSeconds(block_s, ramp_s, mean_s, unanswered_N[block] * (block_s + ramp_s)))
-    return steps
+        inside_s = block_s + ramp_s
+        blocks.append(BatchSeconds(inside_s, ramp_s, mean_s, unanswered_N[block] * inside_s))
+    return BatchSeconds.total(blocks)
 
 
 def _measured(table: LatencyTable, ramps: Sequence[int], split: Split, block: int) -> tuple[FloatArray, FloatArray]:
@@ -77,16 +85,16 @@ def expected_batches(split: Split, share_N: Sequence[float], size: float) -> lis
     return [size * (share_N[block] / enters if enters else 1.0) for block in range(split.first, split.end)]
 
 
-def recorded_steps(table: LatencyTable, ramps: Sequence[int], split: Split, exits_N: IntArray) -> list[StepSeconds]:
-    """Returns the mean times of the blocks of a split over batches of the recorded inputs that reach it, in order.
+def recorded_seconds(table: LatencyTable, ramps: Sequence[int], split: Split, exits_N: IntArray) -> BatchSeconds | None:
+    """Returns the mean times of a split over batches of the recorded inputs that reach it, in order.
 
     `exits_N` holds the block after which each input leaves. Answered inputs that stay are computed as well. Returns
-    nothing if fewer inputs than a batch reach the split.
+    None if fewer inputs than a batch reach the split.
     """
     entering_N = exits_N if split.stays else exits_N[exits_N >= split.first]
     if len(entering_N) < split.batch:
-        return []
-    share, steps = len(entering_N) / len(exits_N), []
+        return None
+    share, blocks = len(entering_N) / len(exits_N), []
     for block in range(split.first, split.end):
         unanswered_K = batch_counts(entering_N >= block, split.batch)
         computed_K = np.full(len(unanswered_K), split.batch) if split.stays else unanswered_K
@@ -95,6 +103,7 @@ def recorded_steps(table: LatencyTable, ramps: Sequence[int], split: Split, exit
             for seconds_B in _measured(table, ramps, split, block)
         )
         unanswered_s = share * float((unanswered_K / split.batch * (block_s_K + ramp_s_K)).mean())
-        block_s, ramp_s = float(block_s_K.mean()), float(ramp_s_K.mean())
-        steps.append(StepSeconds(block_s, ramp_s, block_s + ramp_s, unanswered_s))
-    return steps
+        ramp_s = float(ramp_s_K.mean())
+        inside_s = float(block_s_K.mean()) + ramp_s
+        blocks.append(BatchSeconds(inside_s, ramp_s, inside_s, unanswered_s))
+    return BatchSeconds.total(blocks)

@@ -34,18 +34,17 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import StepSeconds, computed_shares, expected_batches, recorded_steps, step_seconds
+from optimizer.cost.batch_seconds import (
+    BatchSeconds,
+    batch_seconds,
+    computed_shares,
+    expected_batches,
+    recorded_seconds,
+)
 from optimizer.generation.steps import SequenceFigures, broken_promises, seconds_of_steps, sequence_figures
 from optimizer.plans.plan import Stage, chains_of, replicas_of
 from optimizer.problems.networks import Subproblem, subproblem_of
-from optimizer.problems.problem import (
-    MaximizeRate,
-    MinimizeCost,
-    MinimizeLatency,
-    PlanProblem,
-    Reach,
-    nested_shares,
-)
+from optimizer.problems.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Reach, nested_shares
 from optimizer.problems.tokens import in_token_batches, in_tokens
 from profiles.records import IntArray, RecordedBatches
 
@@ -61,12 +60,8 @@ class ExpectedSplit:
     split: Split
     reached_by: float
     """Share of all inputs that enter the split, with or without an answer."""
-    seconds: float
-    """Mean time of a batch (T)."""
-    inside_s: float
-    """Time of an input that runs through the whole split. None of its batch's blocks are skipped."""
-    ramp_s: float
-    """The part of `inside_s` that active ramps take."""
+    seconds: BatchSeconds
+    """Times of a batch. T is `seconds.mean_s`."""
     wait_s: float
     """Wait until the batch is full, at the plan's rate."""
     unanswered_s: float
@@ -243,17 +238,17 @@ class _Chain:
     def evaluated(self, stages: Sequence[Stage], own: Sequence[Stage]) -> Evaluation:
         """Returns the figures of stages that the plan has as `own`: in other blocks, or with budgets of tokens."""
         problem, unanswered_N = self.problem, self.unanswered_N
-        steps = [[self._steps(stage, split) for split in stage.splits] for stage in stages]
-        figures = [self._stage_figures(*each) for each in zip(stages, steps, strict=True)]
+        seconds = [[self._seconds(stage, split) for split in stage.splits] for stage in stages]
+        figures = [self._stage_figures(*each) for each in zip(stages, seconds, strict=True)]
         rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
         served_per_s = rate_per_s if problem.required_per_s is None else problem.required_per_s
         splits = tuple(
             self._expected_split(index, stage, *each, served_per_s)
             for index, stage in enumerate(stages)
-            for each in zip(stage.splits, own[index].splits, steps[index], strict=True)
+            for each in zip(stage.splits, own[index].splits, seconds[index], strict=True)
         )
-        ramp_s, hops_s = sum(each.ramp_s for each in splits), sum(each.hop_s for each in figures)
-        latency_s = sum(each.wait_s + each.inside_s + each.crossing_s for each in splits) + hops_s
+        whole, hops_s = BatchSeconds.total(each.seconds for each in splits), sum(each.hop_s for each in figures)
+        latency_s = sum(each.wait_s + each.seconds.inside_s + each.crossing_s for each in splits) + hops_s
         with_steps = problem.generation is not None
         return Evaluation(
             rate_per_s=rate_per_s / self.mean,
@@ -261,26 +256,26 @@ class _Chain:
             latency_s=latency_s,
             mean_latency_s=sum(each.unanswered_s for each in splits)
             + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
-            ramp_overhead=ramp_s / (sum(each.inside_s for each in splits) - ramp_s),
+            ramp_overhead=whole.ramp_s / (whole.inside_s - whole.ramp_s),
             usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
             splits=splits,
             stages=tuple(each.per_input(self.mean) for each in figures),
             sequences=sequence_figures(problem, stages, served_per_s, latency_s, hops_s) if with_steps else None,
         )
 
-    def _steps(self, stage: Stage, split: Split) -> Sequence[StepSeconds]:
+    def _seconds(self, stage: Stage, split: Split) -> BatchSeconds:
         problem, table = self.problem, self.problem.latency[stage.device]
-        if self.exits_N is not None and (known := recorded_steps(table, problem.ramps, split, self.exits_N)):
+        if self.exits_N is not None and (known := recorded_seconds(table, problem.ramps, split, self.exits_N)):
             return known
         if problem.generation is not None:
             return seconds_of_steps(problem, stage.device, split, self.unanswered_N)
-        return step_seconds(table, problem.ramps, split, self.unanswered_N, unit=problem.tokens_per_input)
+        return batch_seconds(table, problem.ramps, split, self.unanswered_N, unit=problem.tokens_per_input)
 
-    def _stage_figures(self, stage: Stage, steps: Sequence[Sequence[StepSeconds]]) -> StageFigures:
+    def _stage_figures(self, stage: Stage, seconds: Sequence[BatchSeconds]) -> StageFigures:
         """Returns the rate limits of a stage, still per token."""
         work_s, hop_s, hop_rate_per_s = 0.0, 0.0, np.inf
-        for split, split_steps in zip(stage.splits, steps, strict=True):
-            work_s += self.share_N[split.first] * sum(each.mean_s for each in split_steps) / split.batch
+        for split, each in zip(stage.splits, seconds, strict=True):
+            work_s += self.share_N[split.first] * each.mean_s / split.batch
         if stage.end < self.problem.num_blocks:
             last = stage.splits[-1]
             hop_s = self._hop_s(stage, last)
@@ -289,7 +284,7 @@ class _Chain:
         return StageFigures(work_s=work_s, rate_per_s=rate_per_s, hop_s=hop_s, hop_rate_per_s=hop_rate_per_s)
 
     def _expected_split(
-        self, stage_index: int, stage: Stage, split: Split, own: Split, steps: Sequence[StepSeconds], rate_per_s: float
+        self, stage_index: int, stage: Stage, split: Split, own: Split, seconds: BatchSeconds, rate_per_s: float
     ) -> ExpectedSplit:
         problem, ends, reached_by = self.problem, self.problem.networks[:-1], self.share_N[split.first]
         # The ingress fills one batch at the first split of a stage or of a network, else each replica fills one.
@@ -298,7 +293,7 @@ class _Chain:
         wait_s = _ratio(num_filling * split.batch * waits, rate_per_s * reached_by)
         unanswered, crossing_s = self.unanswered_N[split.first], 0.0
         # Batches fill evenly, so the mean wait is half of the longest. Without arrivals, the wait is infinite.
-        unanswered_s = sum(each.unanswered_s for each in steps) + (unanswered * wait_s / 2 if unanswered else 0.0)
+        unanswered_s = seconds.unanswered_s + (unanswered * wait_s / 2 if unanswered else 0.0)
         if split.end in ends:
             crossing_s = problem.crossing_s + (0.0 if split.end == stage.end else self._hop_s(stage, split))
             unanswered_s += self.unanswered_N[split.end] * crossing_s
@@ -307,9 +302,7 @@ class _Chain:
             stage_index=stage_index,
             split=own,
             reached_by=reached_by,
-            seconds=sum(each.mean_s for each in steps),
-            inside_s=sum(each.block_s + each.ramp_s for each in steps),
-            ramp_s=sum(each.ramp_s for each in steps),
+            seconds=seconds,
             wait_s=wait_s,
             unanswered_s=unanswered_s,
             batch_at_block=tuple(size / unit for size in expected_batches(split, self.share_N, split.batch)),
@@ -448,8 +441,8 @@ def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
         for stage, (index, own) in zip(chain, numbered, strict=False):
             before_s, square_s2, reached_by = 0.0, 0.0, 1.0
             for each in (each for each in figures.splits if each.stage_index == index):
-                seconds = each.seconds / each.batch_at_block[0] * (1.0 if each.split.tokens is None else mean)
-                skipped_s = max(0.0, each.inside_s - each.seconds)
+                seconds = each.seconds.mean_s / each.batch_at_block[0] * (1.0 if each.split.tokens is None else mean)
+                skipped_s = max(0.0, each.seconds.inside_s - each.seconds.mean_s)
                 square_s2 += each.reached_by * ((before_s + seconds) ** 2 - before_s**2 + seconds * skipped_s)
                 before_s, reached_by = before_s + seconds, each.reached_by
             chain_loads.append(Load(rate_per_s, stage.replicas, own.work_s, square_s2 * spread))

@@ -32,7 +32,7 @@ import numpy as np
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import StepSeconds, expected_batches, mean_seconds
+from optimizer.cost.batch_seconds import BatchSeconds, expected_batches, mean_seconds
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.seconds import at_context, without_head
 from optimizer.plans.plan import Stage
@@ -105,8 +105,8 @@ def _prompt_s_N(prompt: Lengths, body: LatencyTable, head_s_B: FloatArray, chunk
     return seconds_N
 
 
-def seconds_of_steps(problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]) -> list[StepSeconds]:
-    """Returns the times of a full batch of steps in the blocks of a split, for a problem of generation.
+def seconds_of_steps(problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]) -> BatchSeconds:
+    """Returns the times of a full batch of steps in a split, for a problem of generation.
 
     Steps have means alone, because the promise to a sequence is a mean over many steps.
     Raises PlanError if a batch of steps fills in more tokens than the largest measured batch holds.
@@ -132,7 +132,7 @@ def seconds_of_steps(problem: PlanProblem, device: str, split: Split, share_N: S
         head_tokens = split.batch - (0.0 if is_last else split.batch * share_N[split.end] / enters)
     else:
         head_tokens = survivors[-1] if is_last else 0.0
-    steps = []
+    blocks = []
     for block, inside, num_tokens in zip(range(split.first, split.end), survivors, tokens, strict=True):
         block_s, ramp_s = mean_s(inside, num_tokens, table.body.block_s_NB[block]), 0.0
         block_s += answered * float(table.prompt_s_N[block]) / generation.num_steps
@@ -142,8 +142,9 @@ def seconds_of_steps(problem: PlanProblem, device: str, split: Split, share_N: S
             block_s += mean_s(head_tokens, head_tokens, table.head_s_B)
         if block in split.ramps:
             ramp_s = mean_s(inside, inside, table.ramp_s_EB[problem.ramps.index(block)])
-        steps.append(StepSeconds(block_s, ramp_s, block_s + ramp_s, share_N[block] * (block_s + ramp_s)))
-    return steps
+        inside_s = block_s + ramp_s
+        blocks.append(BatchSeconds(inside_s, ramp_s, inside_s, share_N[block] * inside_s))
+    return BatchSeconds.total(blocks)
 
 
 Promise = Literal["ttft", "sequences", "memory"]

@@ -133,7 +133,7 @@ def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
     small, large = replace(SMALL, tokens=40), replace(LARGE, tokens=20)
     behind = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(small, large))])
     # With half of the words left, a batch of 4 inputs takes the time of 2 whole ones.
-    assert [split.seconds for split in behind.splits] == pytest.approx([0.004, 0.010])
+    assert [split.seconds.mean_s for split in behind.splits] == pytest.approx([0.004, 0.010])
     assert behind.rate_per_s == pytest.approx(2 * 4 / (0.004 + 0.5 * 0.010))
     alone = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(replace(LARGE, tokens=40),))])
     assert alone.rate_per_s == pytest.approx(2 * 4 / 0.020)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from earlyexit.network.boundary import Split
-from optimizer.cost.batch_seconds import step_seconds
+from optimizer.cost.batch_seconds import batch_seconds
 from optimizer.cost.evaluate import Evaluation, Load, evaluate, loads, predictions, queue_s, violations
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import Link, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply, nested_shares
@@ -44,7 +44,7 @@ def stage(*splits: Split, device: str = "fast", replicas: int = 1) -> Stage:
 
 
 def seconds(*stages: Stage, problem: PlanProblem = PROBLEM) -> list[float]:
-    return [each.seconds for each in evaluate(problem, stages).splits]
+    return [each.seconds.mean_s for each in evaluate(problem, stages).splits]
 
 
 def at_rate(rate_per_s: float) -> PlanProblem:
@@ -55,8 +55,8 @@ def test_a_ramp_inside_a_split_shrinks_the_batch_of_the_blocks_after_it() -> Non
     figures = evaluate(PROBLEM, (stage(split(0, 3, 0)),))
     # Blocks 1 and 2 run at 4 * 0.5 = 2 inputs; one batch of 16 skips them, the others have 32 / 15 inputs.
     assert list(figures.splits[0].batch_at_block) == [4, 2, 2]
-    assert figures.splits[0].inside_s == pytest.approx(0.020 + 0.003 + 0.030 + 0.010)
-    assert figures.splits[0].seconds == pytest.approx(0.020 + 0.003 + 0.030 + 15 / 16 * (0.010 + 0.020 / 15))
+    assert figures.splits[0].seconds.inside_s == pytest.approx(0.020 + 0.003 + 0.030 + 0.010)
+    assert figures.splits[0].seconds.mean_s == pytest.approx(0.020 + 0.003 + 0.030 + 15 / 16 * (0.010 + 0.020 / 15))
     assert figures.splits[0].fill == pytest.approx((4 + 2 + 2) / 3 / 4)
 
 
@@ -67,8 +67,7 @@ def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
         (split(1, 3, 1), 4, 0.060 + 0.004 + 15 / 16 * (0.010 + 0.020 / 15)),  # the rest of the model
         (split(0, 1), 1, 0.010),  # below the smallest measured batch
     ):
-        steps = step_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size)
-        assert sum(step.mean_s for step in steps) == pytest.approx(seconds)
+        assert batch_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size).mean_s == pytest.approx(seconds)
 
 
 def test_survival_follows_from_the_last_active_ramp_or_from_joint_exit_records() -> None:

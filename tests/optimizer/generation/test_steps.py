@@ -36,7 +36,7 @@ def two_splits(first: int, second: int) -> tuple[Stage, ...]:
 
 
 def seconds(problem: PlanProblem, stages: tuple[Stage, ...]) -> list[float]:
-    return [each.seconds for each in evaluate(problem, stages).splits]
+    return [each.seconds.mean_s for each in evaluate(problem, stages).splits]
 
 
 def test_only_tokens_without_a_later_survivor_are_never_filled_in() -> None:
