@@ -7,7 +7,6 @@ import collections
 import logging
 import math
 import random
-import time
 from collections.abc import Awaitable, Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -314,9 +313,9 @@ class Ingress(BackgroundTasks):
         """Refuses all inputs, until a plan is to be followed again."""
         self._dispatcher.suspend(reason)
 
-    async def report(self) -> IngressReport:
-        """Returns the counts so far, and removes the observations that it returns with them."""
-        return self._core.report(self._clock.now_s(), time.time())
+    async def report(self, wall_s: float) -> IngressReport:
+        """Returns the counts so far, and the new observations in the time of the controller's wall clock."""
+        return self._core.report(self._clock.now_s(), wall_s)
 
     async def samples(self) -> list[Sample]:
         """Returns the last values of the metrics."""

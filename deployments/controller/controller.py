@@ -140,11 +140,11 @@ class RayFleet(DeploymentHandles, Fleet):
         await self.broadcast("ingress", "suspend", reason, timeout_s=FOLLOW_S)
 
     async def ingress_reports(self) -> list[IngressReport | None]:
-        return await self.try_broadcast("ingress", "report", REPORT_S)
+        return await self.try_broadcast("ingress", "report", WallClock().now_s(), timeout_s=REPORT_S)
 
     async def replica_reports(self) -> list[ReplicaReport]:
         names = map(deployment_name, self._devices)
-        reports = await asyncio.gather(*(self.try_broadcast(name, "report", REPORT_S) for name in names))
+        reports = await asyncio.gather(*(self.try_broadcast(name, "report", timeout_s=REPORT_S) for name in names))
         # Without the report of one replica, a straggler would be taken for lost.
         return [report for of_type in reports if None not in of_type for report in of_type]
 

@@ -156,7 +156,7 @@ class IngressLink(DeploymentHandles):
 
     async def facts(self) -> list[VersionFacts]:
         """Returns the facts of the ingresses that are ready; raises VersionUnavailableError if none answers."""
-        facts = [each for each in await self.try_broadcast("ingress", "facts", ASK_S) if each is not None]
+        facts = [each for each in await self.try_broadcast("ingress", "facts", timeout_s=ASK_S) if each is not None]
         if not facts:
             raise VersionUnavailableError(f"no ingress of {self._app!r} is ready; see POST /v2/repository/index")
         return facts

@@ -44,10 +44,10 @@ class DeploymentHandles:
                 raise OfframpError(f"{method} failed on a replica of {deployment}: {answer!r}") from answer
         return answers
 
-    async def try_broadcast(self, deployment: str, method: str, timeout_s: float = ANSWER_S) -> list[Any]:
+    async def try_broadcast(self, deployment: str, method: str, *args: Any, timeout_s: float = ANSWER_S) -> list[Any]:
         """Returns each replica's answer, None for one without an answer, and one None if Serve names no replicas."""
         try:
-            answers = await ask_replicas(await self.handle(deployment), method, timeout_s=timeout_s)
+            answers = await ask_replicas(await self.handle(deployment), method, *args, timeout_s=timeout_s)
         except Exception as error:  # Ray raises many kinds
             answers = [error]
         for failure in (each for each in answers if isinstance(each, BaseException)):

@@ -388,6 +388,7 @@ class Replicas:
         self._replies = replies
 
     def broadcast(self, method: str, *arguments: object) -> Any:
+        self.asked = method, *arguments
         results = [SimpleNamespace(get_async=Method(reply).remote) for reply in self._replies]
         return SimpleNamespace(_fetch_replica_results_async=Method(results).remote)
 
@@ -395,8 +396,9 @@ class Replicas:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own settings, when it is imported
 async def test_a_broadcast_returns_the_answers_of_the_other_replicas_if_one_hangs() -> None:
     handles = DeploymentHandles("offramp")
-    handles._handles["ingress"] = Replicas("a", "never", ConnectionError("died"), "b")
-    assert await handles.try_broadcast("ingress", "report", timeout_s=0.01) == ["a", None, None, "b"]
+    handles._handles["ingress"] = ingresses = Replicas("a", "never", ConnectionError("died"), "b")
+    assert await handles.try_broadcast("ingress", "report", 7.0, timeout_s=0.01) == ["a", None, None, "b"]
+    assert ingresses.asked == ("report", 7.0)
     with pytest.raises(OfframpError, match="follow failed on a replica of ingress: TimeoutError"):
         await handles.broadcast("ingress", "follow", timeout_s=0.01)
 

@@ -94,7 +94,7 @@ class FakeLink(IngressLink):
             self.was_cancelled = True
             raise
 
-    async def try_broadcast(self, deployment: str, method: str, timeout_s: float = 1.0) -> list[Any]:
+    async def try_broadcast(self, deployment: str, method: str, *args: Any, timeout_s: float = 1.0) -> list[Any]:
         if self.gone is not None:
             return [None]
         tallies = [self.counted(), *(Tally() for _ in self.agreements[1:])]
