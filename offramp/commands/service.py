@@ -32,6 +32,7 @@ from deployments.local_ray.applications import (
     without_application,
 )
 from deployments.local_ray.cluster import HAPROXY
+from deployments.local_ray.private import LOOPBACK
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.store import read_card
@@ -48,7 +49,7 @@ from offramp.commands.options import (
     UnloadJob,
     VersionsJob,
 )
-from offramp.commands.output import cell, counts_text, make_table, milliseconds_text, print_result
+from offramp.commands.output import cell, counts_text, make_table, milliseconds_text, print_result, warn
 
 if TYPE_CHECKING:
     from offramp.spec.file import Service
@@ -81,7 +82,13 @@ def deploy(job: DeployJob) -> None:
     with open_dashboard(job.address) as dashboard:
         applications = dashboard.serve()
         check_devices(service.inventory.counts, dashboard.inventory(), claimed(applications, service.settings.app))
-        dashboard.put(with_application(applications, _config(service)))
+        config = with_application(applications, _config(service))
+        http = config["http_options"]
+        if http | service.ingress.model_dump(include={"host", "port"}, exclude_unset=True) != http:
+            warn(f"Serve keeps listening at {http['host']}:{http['port']} until it ends (serve shutdown)")
+        elif http["host"] in LOOPBACK:
+            warn(f"HAProxy reaches only its own node's ingresses at {http['host']}: write host: 0.0.0.0 under ingress")
+        dashboard.put(config)
         dashboard.wait_until_running(service.settings.app, job.timeout_s, partial(print, file=sys.stderr, flush=True))
         print(f"{service.settings.app} runs; see: offramp status --address {job.address}")
 
@@ -111,20 +118,16 @@ RAY_SERVICE_NAME = re.compile("[a-z][a-z0-9-]{,46}")
 
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
+    grpc_port = service.ingress.grpc_port
     return serve_config(
         json.loads(service.settings.model_dump_json()),  # with string keys only, as Serve returns it
         name=service.settings.app,
-        environment=_environment(service),
+        environment=THROUGHPUT | ({} if grpc_port is None else grpc_environment(service.settings.max_body_bytes)),
         host=host or service.ingress.host,
         port=service.ingress.port,
-        grpc_port=service.ingress.grpc_port,
+        grpc_port=grpc_port,
         proxy_location=proxy_location,
     )
-
-
-def _environment(service: Service) -> dict[str, str]:
-    has_grpc = service.ingress.grpc_port is not None
-    return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if has_grpc else {})
 
 
 def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
@@ -134,13 +137,14 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     """
     mount = job.at or MOUNT
     service = service.moved_to(mount)
+    config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
+    variables = config["applications"][0]["runtime_env"]["env_vars"]
     kubernetes = Kubernetes(
         **job.model_dump(include={"image", "claim", "redis", "redis_secret"}),
         ray_version=version("ray"),
         mount=mount,
-        environment=_environment(service) | ({} if service.ingress.front == "proxy" else HAPROXY),
+        environment=variables | ({} if service.ingress.front == "proxy" else HAPROXY),
     )
-    config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
     manifest = ray_service(service.settings.app, config, service.inventory, kubernetes)
     if not RAY_SERVICE_NAME.fullmatch(name := manifest["metadata"]["name"]):
         raise InputError(f"name: {name!r}; KubeRay takes at most 47 characters, the first a letter", at=("name",))
@@ -236,7 +240,8 @@ class Dashboard:
             status, deployments = application.get("status"), application.get("deployments", {}).values()
             healthy = sum(each["status"] == "HEALTHY" for each in deployments)
             target = sum(each["target_num_replicas"] for each in deployments)
-            replicas = f"{sum(map(num_running, deployments))} of {target} replicas running"
+            running = sum(replica["state"] == "RUNNING" for each in deployments for replica in each["replicas"])
+            replicas = f"{running} of {target} replicas running"
             state = f"{status or 'NOT_STARTED'}: {healthy} of {len(deployments)} deployments healthy, {replicas}"
             state += f"; {why}" if (why := message_of(application)) else ""
             if state != last:
@@ -310,11 +315,6 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def num_running(deployment: Mapping[str, Any]) -> int:
-    """Returns the number of running replicas."""
-    return sum(each["state"] == "RUNNING" for each in deployment["replicas"])
-
-
 def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns Serve's applications, as `offramp status --json` prints them."""
     from optimizer.plans.plan import deployment_name
@@ -329,7 +329,7 @@ def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
                 {
                     "name": deployment,
                     "status": details["status"],
-                    "replicas": num_running(details),
+                    "replicas": sum(replica["state"] == "RUNNING" for replica in details["replicas"]),
                     "wanted": details["target_num_replicas"],
                     "emulated": deployment.startswith(deployment_name(EMULATED)),
                 }
