@@ -125,9 +125,10 @@ class RayFleet(DeploymentHandles, Fleet):
 
     async def running(self) -> dict[str, int]:
         application = (await asyncio.to_thread(serve.status)).applications.get(self._app)
-        deployments = {} if application is None else application.deployments
-        found: dict[str, Any] = {device: deployments.get(deployment_name(device)) for device in self._devices}
-        return {device: each.replica_states.get("RUNNING", 0) for device, each in found.items() if each is not None}
+        deployments: Mapping[str, Any] = {} if application is None else application.deployments
+        found = {each: deployments[name] for each in self._devices if (name := deployment_name(each)) in deployments}
+        accept = "RUNNING", "PENDING_MIGRATION"  # the latter until they are replaced, because their node is drained
+        return {device: sum(each.replica_states.get(state, 0) for state in accept) for device, each in found.items()}
 
     async def prepare(self, placed: PlacedPlan) -> None:
         names = {deployment_name(stage.device) for stage in placed.plan.stages}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from cluster.render import BUILDER, serve_config
 from deployments.controller.observe import room
 from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
 from deployments.local_ray.private import find_applications, put_applications, scale_deployment
+from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, OfframpError
 from tests.deployments.ingress.versions.version_world import PLAN
 from tests.deployments.serve_status import application, serving
+from tests.deployments.wire_fakes import Method
 
 
 def config(**args: Any) -> dict[str, Any]:
@@ -23,10 +26,8 @@ def config(**args: Any) -> dict[str, Any]:
 def test_an_application_is_added_to_the_running_ones() -> None:
     before = serving(application("other"))
     put = with_application(before, config(x=1))
-    assert put["applications"] == [
-        before["applications"]["other"]["deployed_app_config"],
-        config(x=1)["applications"][0],
-    ]
+    kept = before["applications"]["other"]["deployed_app_config"]
+    assert put["applications"] == [kept, *config(x=1)["applications"]]
     assert put["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert "grpc_options" not in put
     assert with_application({"proxy_location": None, "http_options": None, "applications": {}}, config()) == config()
@@ -37,9 +38,8 @@ def test_a_service_with_grpc_is_refused_if_serve_runs_without_grpc() -> None:
     without = serving() | {"grpc_options": {"port": 9000, "grpc_servicer_functions": []}}
     with pytest.raises(InputError, match="Serve runs without gRPC at port 9000, which it can open only when it starts"):
         with_application(without, wanted)
-    assert (
-        with_application(serving() | {"grpc_options": wanted["grpc_options"]}, wanted)["grpc_options"]["port"] == 9000
-    )
+    running = serving() | {"grpc_options": wanted["grpc_options"]}
+    assert with_application(running, wanted)["grpc_options"]["port"] == 9000
     assert with_application(serving(), wanted)["grpc_options"] == wanted["grpc_options"]
 
 
@@ -108,16 +108,6 @@ def test_accelerators_of_other_applications_are_claimed() -> None:
 # Serve's controller
 
 
-class Method:
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-
-    async def remote(self, *arguments: object) -> Any:
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return {"asked": arguments, **self._answer}
-
-
 class Serve:
     """A controller that answers every call with the same value."""
 
@@ -129,7 +119,7 @@ class Serve:
 async def test_errors_of_serves_controller_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"SERVE_CONTROLLER_ACTOR": Serve({"applications": {}})}
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: there[name])
-    assert await find_applications() == {"asked": (), "applications": {}}
+    assert await find_applications() == {"applications": {}}
     await put_applications({"applications": []})
     await scale_deployment("app", "split-cpu", 0)
     there["SERVE_CONTROLLER_ACTOR"] = Serve(ValueError("application 'app' not found"))
@@ -138,6 +128,16 @@ async def test_errors_of_serves_controller_are_wrapped(monkeypatch: pytest.Monke
     there.clear()
     with pytest.raises(OfframpError, match="Serve's controller does not answer: KeyError"):
         await find_applications()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_replicas_accept_calls_while_their_node_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.controller.controller import RayFleet
+
+    states = {"RUNNING": 1, "PENDING_MIGRATION": 2, "STARTING": 4}
+    app = SimpleNamespace(deployments={"split-cpu": SimpleNamespace(replica_states=states)})
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"offramp": app}))
+    assert await RayFleet(ServeSettings.model_validate({"model": "/m", "plan": PLAN})).running() == {"cpu": 3}
 
 
 @pytest.mark.parametrize(

@@ -285,3 +285,20 @@ class Caller:
         message = await soon(self.heard.get())
         assert isinstance(message, ReplyPart), message
         return message.serial, "".join(answer.sample_id for answer, _ in message.chunk.answers)
+
+
+class Method:
+    """A remote method of a deployment's handle; its reply is awaited."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    def remote(self, *arguments: object) -> Awaitable[Any]:
+        async def answer() -> Any:
+            if self._reply == "never":
+                await asyncio.Event().wait()
+            if isinstance(self._reply, Exception):
+                raise self._reply
+            return [self._reply, *arguments] if arguments else self._reply
+
+        return answer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from deployments.wire.directory import ReplicaDirectory
 from earlyexit.errors import ControllerUnavailableError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import PlacedPlan, Plan, Stage
-from tests.deployments.wire_fakes import WORD, Asked, AwaitedCall, FakeReplica, Owner, call_of, soon, turns
+from tests.deployments.wire_fakes import WORD, Asked, AwaitedCall, FakeReplica, Method, Owner, call_of, soon, turns
 
 BATCH = 4
 FIRST = "split-cpu-0"
@@ -336,23 +336,6 @@ async def test_a_link_tries_again_after_any_error(monkeypatch: pytest.MonkeyPatc
     assert (await scene.pause_s(), await scene.pause_s()) == (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S)
     assert await soon(replica.words.get()) == WORD
     await scene.end()
-
-
-class Method:
-    """A remote method of a deployment's handle; its reply is awaited."""
-
-    def __init__(self, reply: Any) -> None:
-        self._reply = reply
-
-    def remote(self, *arguments: object) -> Awaitable[Any]:
-        async def answer() -> Any:
-            if self._reply == "never":
-                await asyncio.Event().wait()
-            if isinstance(self._reply, Exception):
-                raise self._reply
-            return [self._reply, *arguments] if arguments else self._reply
-
-        return answer()
 
 
 class Handle:
