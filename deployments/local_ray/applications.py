@@ -44,7 +44,7 @@ def last_error(text: str) -> str:
     """Returns the error at the end of a traceback, or the last line of another text, without pydantic's link."""
     lines = [line for line in text.splitlines() if line.strip() and "For further information" not in line]
     end = list(takewhile(lambda line: not line.startswith("  "), reversed(lines))) or lines[-1:]
-    return " ".join(map(str.strip, reversed(end)))[:300] or "no reason given"
+    return " ".join(map(str.strip, reversed(end)))[:500] or "no reason given"
 
 
 def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
