@@ -169,7 +169,7 @@ def _limit(request: HttpRequest) -> int:
 
 
 def _stats(report: ReplicaReport) -> dict[str, Any]:
-    stats = {name: getattr(report, name) for name in ("pid", "device", "slot", "epoch", "splits")}
+    stats = {name: getattr(report, name) for name in ("replica", "node", "pid", "device", "slot", "epoch", "splits")}
     return stats if report.memory is None else {**stats, "memory": asdict(report.memory)}
 
 
