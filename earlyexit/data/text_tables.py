@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -57,8 +56,7 @@ def stream_rows(
 
 def has_column(path: Path, name: str) -> bool:
     """Returns whether the first row of a table has a column with a name."""
-    is_table = path.suffix.lower() in TABLES and path.is_file()
-    return is_table and any(name in row for _, row in islice(_rows(path, ()), 1))
+    return path.suffix.lower() in TABLES and path.is_file() and name in next(_rows(path, ()), (0, {}))[1]
 
 
 def stream_lines(path: Path) -> Iterator[Row]:
@@ -99,7 +97,7 @@ def _utf8(path: Path) -> Iterator[None]:
         # The position in the error is relative to a chunk of the file, so the line is searched in the whole file.
         text = path.read_bytes().decode("utf-8", errors="surrogateescape")
         line = 1 + re.split("[\udc80-\udcff]", text, maxsplit=1)[0].count("\n")
-        raise DataError(f"{path}:{line}: not UTF-8") from error
+        raise DataError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from error
 
 
 @contextmanager
@@ -175,7 +173,8 @@ def _clinc(path: Path, part: str | None) -> Iterator[Row]:
         lists = _parse(path, 1, path.read_text(encoding="utf-8-sig"))
     part, lists = part or "train", lists if isinstance(lists, dict) else {}
     if not isinstance(lists.get(part), list):
-        raise DataError(f"{path}: no list {part!r} of pairs [text, label]; there are {', '.join(lists) or 'none'}")
+        there = ", ".join(lists) or "none; objects must be in a .jsonl file, one per line"
+        raise DataError(f"{path}: no list {part!r} of pairs [text, label]; there are {there}")
     for number, row in enumerate(lists[part], start=1):
         if not (isinstance(row, list) and len(row) == 2 and all(isinstance(cell, str) for cell in row)):
             raise DataError(f"{path}: item {number} of {part!r} is not a pair [text, label]")
@@ -196,4 +195,5 @@ def _check_columns(where: Path | str, header: Sequence[str], columns: Collection
         if column not in header:
             there = ", ".join(header) or "none: it is empty"
             hint = f"; {columns[column]} names another" if isinstance(columns, Mapping) and header else ""
+            hint = "; commas must separate the columns" if len(header) == 1 and ";" in there else hint
             raise DataError(f"{where}: no column {column!r}; there are {there}{hint}")
