@@ -209,19 +209,19 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
     ):
         nodes = ray.nodes()  # type: ignore[no-untyped-call] # ray's, not ours
         check_devices(initial_replicas(settings), inventory_of_nodes(nodes), claimed={})  # Serve would wait forever
-        serve.start(
-            proxy_location="Disabled" if cluster.front == "direct" else "HeadOnly",
-            http_options=HTTPOptions(host=cluster.serve_host, port=cluster.port),
-            grpc_options=None if cluster.grpc_port is None else gRPCOptions(**grpc_options(cluster.grpc_port)),
-        )
         try:
+            serve.start(
+                proxy_location="Disabled" if cluster.front == "direct" else "HeadOnly",
+                http_options=HTTPOptions(host=cluster.serve_host, port=cluster.port),
+                grpc_options=None if cluster.grpc_port is None else gRPCOptions(**grpc_options(cluster.grpc_port)),
+            )
             serve.run(
                 application,
                 name=settings.app,
                 route_prefix=settings.route_prefix,
                 external_scaler_enabled=settings.control is not None,
             )
-        except RuntimeError as error:
+        except (RuntimeError, ray.exceptions.RayError) as error:  # the latter on a machine that is too busy
             cause = message_of(asyncio.run(find_applications())["applications"].get(settings.app, {})) or error
             raise OfframpError(f"the service did not start; see the logs in {LOGS}: {cause}") from error
         yield f"http://{cluster.address}:{cluster.port}{settings.route_prefix.rstrip('/')}"

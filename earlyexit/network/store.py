@@ -197,12 +197,16 @@ def read_card(folder: Path) -> ModelCard:
 
 def save_model(model: EarlyExitModel, folder: Path) -> None:
     """Writes the weights, the backbone's other files, and the card. The caller adds the tokenizer's file."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     model.backbone.write_files(folder)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in model.tied}
-    save_file(state, folder / WEIGHTS_FILE)
+    try:
+        save_file(state, folder / WEIGHTS_FILE)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(f"{folder / WEIGHTS_FILE}: {error}") from error
     info = {each.name: getattr(model.info, each.name) for each in fields(model.info)}
     card = ModelCard(
         **info | {"codec": dict(model.info.codec), "task": model.task.spec()},
@@ -250,10 +254,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         card.check_dtype(str(dtype).removeprefix("torch."))
     sha256 = info.provenance.get("backbone_sha256")
     if sha256 is not None and model.backbone.sha256() != sha256:
-        raise ModelFolderError(
-            f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
-            f"is not {str(sha256)[:12]}..."
-        )
+        raise ModelFolderError(f"{folder / WEIGHTS_FILE}: ramps were trained on another backbone: train them again")
     model.requires_grad_(False)
     model.to(device)
     if dtype is not None:
@@ -282,10 +283,7 @@ def load_network(
         return members[0]
     network = ChainNetwork(members)
     if network.task.spec() != find_task(card.task).spec():  # answers would get wrong names
-        raise ModelFolderError(
-            f"{folder / CARD_FILE}: its models have other labels than the chain, or in another order; run "
-            "`offramp chain` again"
-        )
+        raise ModelFolderError(f"{folder / CARD_FILE}: its models have other labels now; run `offramp chain` again")
     return network
 
 
