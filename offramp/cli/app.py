@@ -91,6 +91,7 @@ class Commands(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Returns the name, the command with its parameters, and the remaining arguments."""
+        self.commands = dict.fromkeys(COMMANDS, self)  # for an unknown command, typer suggests similar ones of these
         name, command, rest = super().resolve_command(ctx, args)
         return name, build(name) if command is not None and name is not None else None, rest
 
@@ -187,7 +188,8 @@ def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:
     return f"{first}; default: {text}."
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+HELP = {"help_option_names": ["--help", "-h"]}
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=HELP)
 
 
 def _print_version(requested: bool) -> None:
@@ -243,7 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _run(arguments)
     except (OfframpError, OSError, MemoryError) as error:  # such as a full disk
-        shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(error))
+        text = re.sub(r"^\[Errno \d+\] ", "", str(error))
+        shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
         print(f"offramp: {shown}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_status", OfframpError.exit_status)) from None
     except ModuleNotFoundError as error:

@@ -89,11 +89,12 @@ def answering_url() -> Iterator[str]:
         yield url_of(server)
 
 
-def test_the_version_is_printed_and_help_shows_no_type_next_to_a_flag(capsys: Captured) -> None:
+def test_the_version_is_printed_a_typo_is_mended_and_help_shows_no_type_next_to_a_flag(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"offramp {offramp.__version__}\n")
-    assert run("train", "--help") == 0
+    assert (run("trian"), "Did you mean 'train'" in capsys.readouterr().err) == (2, True)
+    assert run("train", "-h") == 0
     said = capsys.readouterr().out
     assert "--joint" in said
     assert "bool" not in said
@@ -243,7 +244,7 @@ def test_texts_are_answered_by_line_and_failures_end_in_1(tmp_path: Path, answer
 def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
     (tmp_path / "texts.txt").write_text("play some jazz\n", encoding="utf-8")
     assert run("predict", "--data", str(tmp_path / "texts.txt"), "--out", "/dev/full", "--url", answering_url) == 1
-    assert capsys.readouterr().err == "offramp: [Errno 28] No space left on device\n"
+    assert capsys.readouterr().err == "offramp: No space left on device\n"
 
 
 def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_url: str) -> None:
