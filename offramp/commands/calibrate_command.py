@@ -35,7 +35,9 @@ def run(job: CalibrateOptions) -> None:
             make_folder(job.out)
             save_calibration(card, records, job.out)
         report = _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
-    print_result(report, lambda: calibration_tables(card.policy, report), as_json=job.as_json)
+    folder = job.model or job.out
+    lines = [f"calibration: {folder / CALIBRATION_FILE}"] if folder else []
+    print_result(report, lambda: calibration_tables(card.policy, report), lines, as_json=job.as_json)
     warn(*report["warnings"])
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from earlyexit.errors import InputError, PlanError
 from offramp.commands.options import FleetJob
-from offramp.commands.output import make_table, milliseconds, print_result, rate_text
+from offramp.commands.output import make_folder, make_table, milliseconds, print_result, rate_text
 from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, answer_document, serving_plan, stage_table
 from optimizer.cost.evaluate import best_value, evaluate
 from optimizer.cost.explain import no_plan_text
@@ -46,10 +46,7 @@ def run(job: FleetJob) -> None:
         answers[name] = PlanAnswer(file=file, decision=planned, baselines={})
     plans = {path: serving_plan(answers[name], job.threshold) for name, path in paths.items()}
     if job.out is not None:
-        try:
-            job.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--out {job.out}: cannot be created: {error.strerror}") from error
+        make_folder(job.out)
     for path, plan in plans.items():
         write_plan(plan, path)
     usd_per_hour = sum(each.planned.figures.usd_per_hour for each in answers.values())

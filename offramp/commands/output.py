@@ -122,10 +122,11 @@ def make_table(
 
 
 def show(*tables: Table) -> None:
-    """Prints tables in the width of the terminal."""
+    """Prints tables in the width of the terminal, but at least 80 characters wide, so that no cell is cut off."""
     from rich.console import Console
 
-    Console().print(*tables)
+    console = Console()
+    console.print(*tables, width=max(console.width, 80))
 
 
 def print_result(
@@ -187,7 +188,7 @@ def make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
+        raise InputError(f"{out} cannot be created as a folder: {error.strerror}") from error
 
 
 def run_in_subprocess(work: Callable[..., Result], *arguments: object) -> Result:

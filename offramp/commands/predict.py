@@ -36,7 +36,7 @@ from earlyexit.errors import DataError, DeadlineError, InputError, OfframpError,
 from offramp.client.client import AsyncClient, Client, Generation, Prompt
 from offramp.client.protocol import Input, NoServerError, Prediction, pause_s
 from offramp.commands.options import GenerateJob, PredictJob, RowOptions
-from offramp.commands.output import make_table, progress_bars
+from offramp.commands.output import make_folder, make_table, progress_bars
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
 """The first characters of every PNG file in base64."""
@@ -233,10 +233,7 @@ def map_folder(folder: Path | None, model_inputs: Mapping[str, str], paths: Iter
             raise InputError(f"--maps: class maps are named after image files; {path} has none: give a folder or .zip")
         if path.resolve().is_relative_to(folder.resolve()):
             raise InputError(f"--maps {folder}: the folder contains the input {path}; choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}") from error
+    make_folder(folder)
     return folder
 
 
