@@ -402,7 +402,7 @@ def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = 
 def lines_of(file: Iterable[str], name: str) -> Iterator[str]:
     """Yields one text per line that is not blank; raises DataError if the bytes are not UTF-8."""
     try:
-        yield from (line.rstrip("\r\n") for line in file if line.strip())
+        yield from (line.rstrip("\r\n").removeprefix("\ufeff") for line in file if line.strip())
     except UnicodeDecodeError as error:
         raise DataError(f"{name}: not UTF-8: {error.reason}") from error
 

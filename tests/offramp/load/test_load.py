@@ -296,6 +296,6 @@ def test_inputs_are_streamed_from_chosen_parts_columns_and_lines(tmp_path: Path)
     assert [each.value for each in stream_inputs(tmp_path / "c.json", {"text": "text"}, part="val")] == ["b"]
     (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")
     assert [each.value for each in stream_inputs(tmp_path / "t.csv", {"text": "body"})] == ["a"]
-    lines = iter(["a\n", "b\r\n", "c\n"])
+    lines = iter(["\ufeffa\n", "b\r\n", "c\n"])
     assert list(islice(lines_of(lines, "pipe"), 2)) == ["a", "b"]
     assert list(lines) == ["c\n"]
