@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _run(arguments)
     except (OfframpError, OSError, MemoryError) as error:  # such as a full disk
-        text = re.sub(r"^\[Errno \d+\] ", "", str(error))
+        text = re.sub(r"\[Errno \d+\] ", "", str(error))
         shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
         print(f"offramp: {shown}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_status", OfframpError.exit_status)) from None
