@@ -196,8 +196,7 @@ class Rpcs:
         request_id = str(metadata.get(REQUEST_ID) or new_id())
         record: RequestRecord | None = None
         if self._tracer is not None and OPERATION_BY_RPC[name].method == "POST":
-            attributes = {"rpc.system": "grpc", "rpc.service": path.split("/")[1], "rpc.method": name}
-            record = self._tracer.begin(path.removeprefix("/"), attributes, metadata)
+            record = self._tracer.begin(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]}, metadata)
         trailing = [(REQUEST_ID, request_id), *({} if record is None else record.headers).items()]
         bodies, held_bytes, status, code = self._backend.bodies, 0, 200, grpc.StatusCode.OK
         try:
@@ -223,8 +222,7 @@ class Rpcs:
             context.set_trailing_metadata(trailing)
             self._backend.count_request(path, status)
             if record is not None and self._tracer is not None:
-                result = {"rpc.grpc.status_code": int(code.value[0])}
-                self._tracer.end(record, result, request_id, trace_failure(status))
+                self._tracer.end(record, {"rpc.response.status_code": code.name}, request_id, trace_failure(status))
         return message_class(f"{name}Response")()
 
     async def _live(self, *_: object) -> Mapping[str, Any]:

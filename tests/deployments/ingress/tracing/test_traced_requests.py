@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from deployments.api.grpc.server import message_class
@@ -88,27 +87,25 @@ async def test_an_rpc_is_traced_like_an_http_request_and_returns_its_trace(tmp_p
         message = message_class("ModelInferRequest").FromString(infer_bytes("pay", model=read_card(tmp_path).name))
         message.parameters["ids"].string_param = '["d"]'
         await service.rpcs.call("ModelInfer", message.SerializeToString(), context)
+        await service.rpcs.call("ModelInfer", infer_bytes("pay", model="another"), FakeContext(context.metadata))
         await service.rpcs.call("ServerLive", b"", FakeContext())
-    [root] = receiver.requests()
+    [root, bad] = receiver.requests()
     assert (root.name, root.trace_id, root.parent_id) == ("inference.GRPCInferenceService/ModelInfer", TRACE, PARENT)
     assert root.attributes == {
-        "rpc.system": "grpc",
-        "rpc.service": "inference.GRPCInferenceService",
-        "rpc.method": "ModelInfer",
-        "rpc.grpc.status_code": 0,
+        "rpc.system.name": "grpc",
+        "rpc.method": "inference.GRPCInferenceService/ModelInfer",
+        "rpc.response.status_code": "OK",
         "offramp.inputs": 1,
         "offramp.request_id": "r-7",
     }
     assert root.names == ["prepare", "input", "reply"]
     assert lasting(root) == pytest.approx(root.seconds, rel=1e-3)
     assert context.trailing == [("x-request-id", "r-7"), ("traceparent", f"00-{TRACE}-{root.span_id}-01")]
-
-
-async def test_an_rpc_that_is_refused_has_its_status_in_the_trace(tmp_path: Path, receiver: Receiver) -> None:
-    async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
-        await service.rpcs.call("ModelInfer", infer_bytes("pay", model="another"), FakeContext())
-    [root], code = receiver.requests(), grpc.StatusCode.NOT_FOUND.value[0]
-    assert (root.names, root.failed, root.attributes["rpc.grpc.status_code"]) == (["prepare"], False, code)
+    assert (bad.names, bad.failed, bad.attributes["rpc.response.status_code"]) == (
+        ["prepare"],
+        False,
+        "NOT_FOUND",
+    )
 
 
 async def test_a_callers_trace_is_continued_and_returned(tmp_path: Path, receiver: Receiver) -> None:
