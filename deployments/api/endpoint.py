@@ -35,6 +35,7 @@ from earlyexit.errors import (
     OfframpError,
     OverloadedError,
     RateLimitError,
+    StageUnavailableError,
     UnauthorizedError,
     UnknownModelError,
     UnknownPathError,
@@ -54,8 +55,8 @@ SERVER_METADATA: Mapping[str, Any] = {
 """The server's metadata, with the names of the Open Inference Protocol, and its extensions by Triton's names."""
 CLIENT_CLOSED_REQUEST = 499
 """The status that is counted if the caller disconnected before the response (nginx's 499)."""
-UNLOGGED_ERRORS = (InputError, AdmissionError, OverloadedError, RateLimitError)
-"""Errors that may occur thousands of times: they are counted, but not logged."""
+UNLOGGED_ERRORS = (InputError, AdmissionError, OverloadedError, RateLimitError, StageUnavailableError)
+"""Errors that may occur thousands of times: they are counted, but not logged. Their cause is logged once elsewhere."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(HideExceptionMessages())
