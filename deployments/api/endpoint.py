@@ -190,8 +190,8 @@ class Endpoint:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            failure = failure_of(error, request.id, request.target)
-            return error_response(request.path, request.id, failure)
+            error = failure_of(error, request.id, request.target)  # no other variable: it would be in a cycle
+            return error_response(request.path, request.id, error)
 
     def _handler(self, request: HttpRequest) -> Handler:
         handler = self.handlers.get("GET" if request.method == "HEAD" else request.method)

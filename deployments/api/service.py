@@ -57,7 +57,8 @@ class InferService:
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
             check_fit(self.inputs, encoded)  # an input that does not fit would fail its whole batch
-        answers: dict[PendingInput, Answer] = {}
+        answers: dict[int, Answer] = {}  # by serial number: the inputs themselves would be in a reference cycle
+        errors: list[OfframpError] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settle(each: PendingInput, outcome: Answer | OfframpError) -> None:
@@ -65,10 +66,10 @@ class InferService:
             if done.done():
                 return
             if isinstance(outcome, OfframpError):
-                done.set_exception(outcome)
-                return
-            answers[each] = outcome
-            if len(answers) == len(encoded):
+                errors.append(outcome)
+            else:
+                answers[each.serial] = outcome
+            if errors or len(answers) == len(encoded):
                 done.set_result(None)
 
         inputs, request_id = list(zip(request.ids, encoded, strict=True)), request.request_id
@@ -76,12 +77,12 @@ class InferService:
         reason = ABANDONED
         try:
             await done
-        except OfframpError as error:  # of one input; the request's other inputs are given up
-            reason = error.kind
-            raise
+            if errors:  # of one input; the request's other inputs are given up
+                reason = errors[0].kind
+                raise errors.pop()  # a variable that keeps it would be in a cycle with its traceback
         finally:
             self.dispatcher.give_up(pending, reason)
-        return [answers[each] for each in pending]
+        return [answers[each.serial] for each in pending]
 
     def _timeout_s(self, request: InferRequest) -> float:
         """Returns the timeout of a request. Raises InputError for a timeout or a number of inputs above its limit."""

@@ -211,12 +211,12 @@ class Rpcs:
             status, code = CLIENT_CLOSED_REQUEST, grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            failure = failure_of(error, request_id, name)
-            status, code = failure.http_status, grpc.StatusCode[failure.grpc_status]
+            error = failure_of(error, request_id, name)  # no other variable: it would be in a cycle
+            status, code = error.http_status, grpc.StatusCode[error.grpc_status]
             context.set_code(code)  # if the error were raised, Serve would log a traceback, and often return INTERNAL
-            context.set_details(str(failure)[:MAX_DETAILS])
-            if isinstance(failure, RetryableError):
-                trailing.append(("retry-after", retry_after_header(failure)))
+            context.set_details(str(error)[:MAX_DETAILS])
+            if isinstance(error, RetryableError):
+                trailing.append(("retry-after", retry_after_header(error)))
         finally:
             bodies.held_bytes -= held_bytes
             context.set_trailing_metadata(trailing)
