@@ -26,15 +26,10 @@ from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.folders import check_model, model_folder_for
 from offramp.commands.output import command, num_cores, run_in_subprocess, warn
-from offramp.spec.application import (
-    application_settings,
-    checked_card,
-    exposure_notes,
-    resolve_plan,
-    with_environment_keys,
-)
+from offramp.spec.application import application_settings, checked_card, resolve_plan, with_environment_keys
 from offramp.spec.documents import ApplicationDocument, ServeJob
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Example arguments of `offramp predict`, by the kind of input."""
 
@@ -119,10 +114,11 @@ def _serve_until_stopped(settings: ServeSettings, cluster: LocalCluster, *, rest
     """
     stopping: list[int] = []  # an interrupt can be lost where Python cannot raise, such as in a destructor
 
-    def stop(number: int, _: FrameType | None) -> None:  # ignores further signals, because stopping takes seconds
-        if not stopping:
-            stopping.append(number)
-            raise KeyboardInterrupt
+    def stop(number: int, _: FrameType | None) -> None:
+        stopping.append(number)
+        for each in (signal.SIGINT, signal.SIGTERM):  # stopping takes seconds, at whose end Python resets own handlers
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -146,6 +142,18 @@ def _serve_until_stopped(settings: ServeSettings, cluster: LocalCluster, *, rest
     except KeyboardInterrupt:
         pass
     print("stopped", flush=True)
+
+
+def exposure_notes(host: str, *, has_keys: bool, ray_is_open: bool) -> list[str]:
+    """Returns notes on what other machines can reach; `ray_is_open`: Ray's ports listen on all interfaces."""
+    notes = []
+    if host not in LOOPBACK and not has_keys:
+        notes.append(f"listening on {host} without API keys: every caller that can reach it may use it (--api-keys)")
+    if ray_is_open:
+        for_all = os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
+        opened = ", and RAY_AUTH_MODE=disabled opens them to all" if for_all else ""
+        notes.append(f"Ray's own ports listen on all interfaces, as --metrics-port does{opened}")
+    return notes
 
 
 def example_of(card: ModelCard) -> str:

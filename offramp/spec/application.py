@@ -17,9 +17,6 @@ from offramp.spec.documents import BUILT_IN, ApplicationDocument
 from optimizer.plans.plan import Plan, early_exit_plan, serial_plan, stock_plan
 from optimizer.plans.plan_file import ModelShape, read_plan
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
 def application_settings(
     document: ApplicationDocument, plan: Plan, base: Path = Path(), **planned: Any
 ) -> ServeSettings:
@@ -90,15 +87,3 @@ def with_environment_keys(access: AccessSettings | None) -> AccessSettings | Non
     if KEYS_VARIABLE not in os.environ or (access is not None and access.has_keys):
         return access
     return (access or AccessSettings()).model_copy(update={"keys_env": KEYS_VARIABLE})
-
-
-def exposure_notes(host: str, *, has_keys: bool, ray_is_open: bool) -> list[str]:
-    """Returns notes on what other machines can reach; `ray_is_open`: Ray's ports listen on all interfaces."""
-    notes = []
-    if host not in LOOPBACK and not has_keys:
-        notes.append(f"listening on {host} without API keys: every caller that can reach it may use it (--api-keys)")
-    if ray_is_open:
-        for_all = os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
-        opened = ", and RAY_AUTH_MODE=disabled opens them to all" if for_all else ""
-        notes.append(f"Ray's own ports listen on all interfaces, as --metrics-port does{opened}")
-    return notes

@@ -12,8 +12,9 @@ from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, ModelFolderError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
+from offramp.commands.serve import exposure_notes
 from offramp.commands.service import Dashboard, applications_document, token_header
-from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment_keys
+from offramp.spec.application import application_settings, resolve_plan, with_environment_keys
 from offramp.spec.documents import ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder
 from optimizer.plans.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
