@@ -47,11 +47,13 @@ def application_settings(
 def checked_card(folder: Path, settings: ModelSettings) -> ModelCard:
     """Returns a model's card; raises InputError or ModelFolderError for settings that do not fit the model."""
     card = read_card(folder)
-    if settings.kv_tokens is not None and not card.generates:
-        raise InputError(
-            f"kv_tokens (--kv-tokens) {settings.kv_tokens}: only models that generate keep keys and values, and "
-            f"{card.name!r} does not generate; leave it out"
-        )
+    for name in () if card.generates else ("kv_tokens", "kv_fill"):
+        value = getattr(settings, name)
+        if value is not None and name in settings.model_fields_set:
+            raise InputError(
+                f"{name} (--{name.replace('_', '-')}) {value}: only models that generate keep keys and values, and "
+                f"{card.name!r} does not generate; leave it out"
+            )
     if settings.dtype != "float32":
         for each in card.members(folder):
             read_card(each).check_dtype(settings.dtype)

@@ -127,8 +127,9 @@ def test_a_calibration_shows_progress_and_prints_its_result(model: Path, data: P
 def test_a_taken_port_is_refused_before_a_model_is_measured(model: Path, answering_url: str, capsys: Captured) -> None:
     port = answering_url.rpartition(":")[2]
     assert refused(capsys, "serve", model, "--port", port, status=1).startswith(f"port {port} of 127.0.0.1 is taken")
-    said = refused(capsys, "serve", model, "--kv-tokens", 600, "--port", 8999)
-    assert said.startswith("kv_tokens (--kv-tokens) 600: only models that generate keep keys and values, and 'm' does")
+    for name, option, value in (("kv_tokens", "--kv-tokens", 600), ("kv_fill", "--kv-fill", "copy")):
+        said = refused(capsys, "serve", model, option, value, "--port", 8999)
+        assert said.startswith(f"{name} ({option}) {value}: only models that generate keep keys and values, and 'm' do")
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "gone"])
@@ -145,13 +146,10 @@ def test_options_of_serve_become_settings_and_where_it_listens(model: Path, monk
     keys.chmod(0o600)
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
-    kept = ("--kv-fill", "copy")
     limits = ("--max-queued", 7, "--max-body-bytes", 8, "--max-held-bytes", 10, "--timeout-s", 9)
     access = ("--api-keys", keys, "--rate-limit", 5, "--cors-origin", "https://a.b", "--cors-origin", "http://c:1")
     tracing = ("--otlp-endpoint", "http://collector:4318", "--trace-ratio", 0.5)
-    assert (
-        run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *kept, *limits, *access, *tracing) == 0
-    )
+    assert run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *limits, *access, *tracing) == 0
     settings, cluster = started
     assert settings == ServeSettings(
         model=str(model),
@@ -159,7 +157,6 @@ def test_options_of_serve_become_settings_and_where_it_listens(model: Path, monk
         dtype="bfloat16",
         backend="onnx",
         threads_per_replica=3,
-        kv_fill="copy",
         ingress_replicas=2,
         max_queued=7,
         max_body_bytes=8,
