@@ -49,12 +49,12 @@ class TracingSettings(StrictDocument, Settings):
 
 
 class VersionSettings(StrictDocument, Settings):
-    """Control of versions over HTTP; `folder` is a path on the nodes."""
+    """Control of versions over HTTP; `folder` must be on the nodes."""
 
     control: Literal["none", "explicit"] = "none"
     """explicit: every caller may load and unload versions, and select the version that answers. none: no caller may."""
     folder: str | None = None
-    """Folder of versions that can be loaded by name. It holds their settings in `<model>/<version>/settings.json`."""
+    """Folder of versions to load by name, relative to the file's folder. It has `<model>/<version>/settings.json`."""
 
 
 class ModelSettings(Settings):

@@ -17,6 +17,7 @@ from offramp.spec.documents import BUILT_IN, ApplicationDocument
 from optimizer.plans.plan import Plan, early_exit_plan, serial_plan, stock_plan
 from optimizer.plans.plan_file import ModelShape, read_plan
 
+
 def application_settings(
     document: ApplicationDocument, plan: Plan, base: Path = Path(), **planned: Any
 ) -> ServeSettings:
@@ -24,17 +25,19 @@ def application_settings(
 
     `planned`: further fields of the settings, which only a service file has.
     """
-    model, ingress, access = document.model, document.ingress, document.access
+    model, ingress, access, repository = document.model, document.ingress, document.access, document.repository
     folder = (base / model.folder).resolve()
     if access is not None and access.keys_file is not None:
         access = access.model_copy(update={"keys_file": str((base / access.keys_file).resolve())})
+    if repository.folder is not None:
+        repository = repository.model_copy(update={"folder": str((base / repository.folder).resolve())})
     return ServeSettings(
         model=str(folder),
         plan=plan,
         app=document.name,
         route_prefix=ingress.route_prefix
         or ("/" if model.version == "1" else f"/v2/models/{read_card(folder).name}/versions/{model.version}"),
-        repository=document.repository,
+        repository=repository,
         ingress_replicas=ingress.replicas,
         tracing=document.tracing,
         access=access,

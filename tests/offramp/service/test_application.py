@@ -32,10 +32,12 @@ def settings(access: AccessSettings | None = None) -> ServeSettings:
 
 
 def test_settings_of_the_service_file_reach_replicas(tmp_path: Path, model: Path) -> None:
-    document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessSettings(keys_file="../keys"))
+    given = {"model": {"folder": "m"}, "access": {"keys_file": "../keys"}, "repository": {"folder": "versions"}}
+    document = ApplicationDocument.model_validate(given)
     found = application_settings(document, PLAN, tmp_path / "services")
     assert found.model == str(tmp_path / "services" / "m")
     assert found.access == AccessSettings(keys_file=str(tmp_path / "keys"))
+    assert found.repository.folder == str(tmp_path / "services" / "versions")
     moved = at_folder(settings(AccessSettings(keys_file="/home/me/keys")), PurePosixPath("/srv/offramp"))
     assert moved.access == AccessSettings(keys_file="/srv/offramp/keys")
     splits = (Split(first=0, end=2, batch=8, tokens=64), Split(first=2, end=3, batch=8))
