@@ -50,11 +50,11 @@ Times = Callable[[EarlyExitModel, Path], tuple[FloatArray, FloatArray]]
 
 
 def ramps_worth_their_time(
-    ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray, *, requested: bool
+    job: InjectJob, ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray
 ) -> tuple[int, ...]:
     """Returns the ramps without those that take longer than the blocks up to the next exit, which it prints.
 
-    Raises InputError if no ramp remains, or if the user has `requested` a ramp that takes longer.
+    Raises InputError if no ramp remains, or if `job.ramps` names a ramp that takes longer.
     """
     kept = worth_their_time(ramp_s.tolist(), block_s.tolist(), ramps)
     slow = [ramp for ramp in ramps if ramp not in kept]
@@ -66,9 +66,10 @@ def ramps_worth_their_time(
         f"the ramp after block {first} takes {ramp_s[ramps.index(first)] * 1e3:.3g} ms, the blocks up to the next exit "
         f"{block_s[first + 1 : following + 1].sum() * 1e3:.3g} ms"
     )
-    if requested or not kept:
+    if job.ramps is not None or not kept:
         fewer = "lower --blocks" if len(block_s) > 2 else "serve the model without ramps"
-        raise InputError(f"{why}; {'leave it out of --ramps' if kept else fewer}, or choose a lighter --ramp-style")
+        lighter = "" if job.ramp_style == "light" else ", or choose a lighter --ramp-style"
+        raise InputError(f"{why}; {'leave it out of --ramps' if kept else fewer}{lighter}")
     print(f"no ramps after blocks {', '.join(map(str, slow))}: {why}")
     return kept
 
@@ -121,7 +122,7 @@ def inject(
         model = make(ramps=ramp_options(job))
         check_encoded(job, model, encoded)
         block_s, ramp_s = times(model, folder)
-        at = ramps_worth_their_time(model.ramp_indices, block_s, ramp_s, requested=job.ramps is not None)
+        at = ramps_worth_their_time(job, model.ramp_indices, block_s, ramp_s)
         model = make(ramps=replace(ramp_options(job), at=at))
         features = exit_features(model, encoded, progress=progress)
         answers = _answers(model, features, job)

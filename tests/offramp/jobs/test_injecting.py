@@ -219,14 +219,15 @@ def test_labels_that_are_no_answers_are_ignored(
 
 def test_slow_ramps_are_left_out_by_measured_times(folder: Path, capsys: Captured) -> None:
     block_s, ramp_s = np.array([1.0, 2.0, 0.003]), np.array([0.1, 0.004])
-    assert ramps_worth_their_time((0, 1), block_s, ramp_s, requested=False) == (0,)
+    assert ramps_worth_their_time(job_of(), (0, 1), block_s, ramp_s) == (0,)
     assert capsys.readouterr().out == (
         "no ramps after blocks 1: the ramp after block 1 takes 4 ms, the blocks up to the next exit 3 ms\n"
     )
     with pytest.raises(InputError, match=r"the ramp after block 1 takes 4 ms, .* 3 ms; leave it out of --ramps"):
-        ramps_worth_their_time((0, 1), block_s, ramp_s, requested=True)
-    with pytest.raises(InputError, match="serve the model without ramps, or choose a lighter --ramp-style"):
-        ramps_worth_their_time((0,), np.ones(2), np.full(1, 9.0), requested=False)
+        ramps_worth_their_time(job_of(ramps=(0, 1)), (0, 1), block_s, ramp_s)
+    for style, advice in (("light", "ramps$"), ("mlp", "ramps, or choose a lighter --ramp-style")):
+        with pytest.raises(InputError, match=f"serve the model without {advice}"):
+            ramps_worth_their_time(job_of(ramp_style=style), (0,), np.ones(2), np.full(1, 9.0))
     model = load_model(folder)
     block_s, ramp_s = time_exits(model, folder)
     assert (len(block_s), len(ramp_s)) == (model.num_blocks, len(model.ramp_indices))
