@@ -206,7 +206,7 @@ def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
     # The YAML reader finds the lines of values. JSON is YAML except for tabs, which occur only between values.
     as_yaml = text.replace("\t", " ")
     try:
-        document = json.loads(text, object_pairs_hook=_mapping)
+        document = json.loads(text, object_pairs_hook=mapping_of)
     except json.JSONDecodeError as error:
         raise raises(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
     except ValueError as error:  # a repeated key, or an integer with more digits than Python converts
@@ -214,12 +214,11 @@ def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
     return Source(document=document, where=str(path), raises=raises, text=as_yaml)
 
 
-def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def mapping_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON mapping; raises ValueError for a repeated key, for which Python would use the last value."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for index, key in enumerate(keys) if key in keys[:index])
+        repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
         raise ValueError(f"{_shortened(repeated)} occurs twice in one mapping")
     return mapping
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from earlyexit.data.images import check_file
+from earlyexit.data.source_file import mapping_of
 from earlyexit.errors import DataError
 
 Row = tuple[int, tuple[str, ...], str]
@@ -183,7 +184,7 @@ def _clinc(path: Path, part: str | None) -> Iterator[Row]:
 
 def _parse(path: Path, line: int, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=mapping_of)
     except (ValueError, RecursionError) as error:  # also an integer of too many digits, and deep nesting
         reason, row = re.split(r": line |; use sys\.", str(error))[0], line + getattr(error, "lineno", 1) - 1
         raise DataError(f"{path}:{row}: not JSON: {reason}") from error
