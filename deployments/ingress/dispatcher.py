@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -51,19 +51,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 """The pause between attempts to connect, which doubles each time."""
 
 
-class CallOwner(Protocol):
-    """Receives the replies to calls."""
-
-    def replied(self, call: Call, chunk: Chunk) -> None:
-        """Handles a part of the reply. If it raises an error, the call fails."""
-
-    def ended(self, call: Call, error: BaseException | None) -> None:
-        """Handles the end of a call, once: its last input has left it (None), or it failed or was cancelled."""
-
-    def set_up(self, up: Collection[str]) -> bool:
-        """Handles a change of the slots that have replicas; returns whether any chain can run (`Chains.set_up`)."""
-
-
 class CallTracer(Protocol):
     """Records traces; see `deployments.ops.tracing.Tracer`."""
 
@@ -76,7 +63,7 @@ class CallTracer(Protocol):
 class ReplicaLink:
     """The connection to one replica, on one event loop. It reconnects until it is closed."""
 
-    def __init__(self, name: str, address: Address, on_change: Callable[[], None], owner: CallOwner) -> None:
+    def __init__(self, name: str, address: Address, on_change: Callable[[], None], owner: Dispatcher) -> None:
         """`on_change`: called when the connection comes up or goes down."""
         self.name = name
         self._address = address
@@ -203,8 +190,8 @@ class ReplicaLinks:
     Their calls fail if another chain can run. Otherwise they wait for a replica until the deadlines of their inputs.
     """
 
-    owner: CallOwner
-    """Receives the replies to all calls. The dispatcher sets it and the next field, and then calls `follow`."""
+    owner: Dispatcher
+    """Receives the replies to all calls. It sets this field and the next one, and then calls `follow`."""
     tracer: CallTracer | None = None
 
     def __init__(self, devices: Iterable[str], *, phase: float, link: Callable[..., ReplicaLink] = ReplicaLink) -> None:
@@ -218,8 +205,8 @@ class ReplicaLinks:
         """By slot, including slots of earlier plans."""
         self._waiting: dict[Call, tuple[StageCall, float]] = {}
         """The calls that wait for a replica, and since when."""
-        self._changed = asyncio.Event()
-        """Set, and replaced by a new event, when the replicas of stages may have changed."""
+        self._can_run = asyncio.Event()
+        """Set while every stage of a chain has a replica."""
 
     def check(self, placed: PlacedPlan) -> None:
         """Raises PlanError for a plan on accelerator types that have no replicas."""
@@ -229,7 +216,6 @@ class ReplicaLinks:
 
     def follow(self, placed: PlacedPlan) -> None:
         """Switches to a plan: assigns its stages to replicas. Calls that wait for a removed stage fail."""
-        self.check(placed)
         self._placed = placed
         self._assignments = assignments_of(placed)
         for slot in self._assignments:
@@ -249,7 +235,7 @@ class ReplicaLinks:
             link = call.choose_replica(self._stages[slot], message.piece.next_block)
             if link is not None:
                 link.begin(call, message if self.tracer is None else self.tracer.on_call(link.name, call, message))
-            elif slot in self._assignments and not self._can_run:
+            elif slot in self._assignments and not self._can_run.is_set():
                 self._waiting[call] = message, asyncio.get_running_loop().time()
             else:  # other stages of the plan can answer its inputs
                 raise ConnectionError("the stage has no replicas")
@@ -265,8 +251,7 @@ class ReplicaLinks:
 
     async def ready(self) -> None:
         """Returns once every stage of a chain has a replica."""
-        while not self._can_run:
-            await self._changed.wait()
+        await self._can_run.wait()
 
     def connect(self, device: str, directory: ReplicaDirectory) -> None:
         """Keeps connections to the directory's replicas. Must be called on the event loop of the calls."""
@@ -285,9 +270,10 @@ class ReplicaLinks:
     def _update(self) -> None:
         """Assigns stages to the replicas, and sends the calls that wait for a replica."""
         self._assign_stages()
-        self._can_run = self.owner.set_up({slot for slot in self._assignments if self._stages[slot].is_up})
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self.owner.set_up({slot for slot in self._assignments if self._stages[slot].is_up}):
+            self._can_run.set()
+        else:
+            self._can_run.clear()
         waiting, self._waiting = self._waiting, {}
         for call, (message, since_s) in waiting.items():
             waited_s = asyncio.get_running_loop().time() - since_s
@@ -318,8 +304,6 @@ class ReplicaLinks:
                     stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
 
 
-UNKNOWN = PendingInput(0, 0.0, 0.0)
-"""Stands for inputs that a reply mentions but its call did not contain. No call and no chain holds it."""
 MISFIT = "the encoded inputs do not fit together"
 
 
@@ -495,7 +479,7 @@ class Dispatcher(Driver):
         self._links.send(call, message)
 
     def ended(self, call: Call, error: BaseException | None) -> None:
-        """Handles the end of a call. Inputs that are unsettled, because of an error, are retried."""
+        """Handles the end of a call, once. Inputs that are unsettled, because of an error, are retried."""
         if self._links.tracer is not None:
             self._links.tracer.on_end(call, error)
         self._sent.pop(call, None)
@@ -510,20 +494,20 @@ class Dispatcher(Driver):
     # Settle
 
     def replied(self, call: Call, chunk: Chunk) -> None:
-        """Passes a part of a call's reply to the core."""
+        """Passes a part of a call's reply to the core. If it raises an error, the call fails."""
         if self._links.tracer is not None:
             self._links.tracer.on_reply(call, chunk)
         core, now_s, inputs = self.core, self.clock.now_s(), self._sent[call]
         if chunk.seen:
-            core.observe(call, [(inputs.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])
+            core.observe(call, [(inputs[seen.sample_id], seen) for seen in chunk.seen])
         for timed_answers, settle in ((chunk.answers, core.answer), (chunk.early, core.answer_early)):
             for block, answered, answers in by_block(inputs, timed_answers):
                 self.do(settle(call, answered, block, now_s, answers))
         for sample_id, error in chunk.lost:
-            self.do(core.lose(call, [inputs.get(sample_id, UNKNOWN)], error, now_s))
+            self.do(core.lose(call, [inputs[sample_id]], error, now_s))
         if chunk.survivors is not None:
             piece = chunk.survivors
-            survivors = [inputs.get(sample_id, UNKNOWN) for sample_id in piece.sample_ids]
+            survivors = [inputs[sample_id] for sample_id in piece.sample_ids]
             self.do(core.go_on(call, survivors, piece.next_block, piece, now_s))
         # Scheduled even if nothing is due yet: sequences submit their next steps before `_pump` runs.
         self._schedule_pump()
@@ -540,7 +524,7 @@ def by_block(
     for answer, _ in answers:
         groups[answer.exit].append(answer)
     for block, group in groups.items():
-        yield block, [inputs.get(answer.sample_id, UNKNOWN) for answer in group], group
+        yield block, [inputs[answer.sample_id] for answer in group], group
 
 
 def settle_all(outcomes: Iterable[tuple[PendingInput, Answer | OfframpError]]) -> None:

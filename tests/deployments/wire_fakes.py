@@ -15,7 +15,7 @@ import numpy as np
 from deployments.ingress.core.calls import Call
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import KVPlacement, StageRoute
-from deployments.ingress.dispatcher import ReplicaLinks
+from deployments.ingress.dispatcher import Dispatcher, ReplicaLinks
 from deployments.replica.host import OpenCall
 from deployments.wire.messages import (
     Address,
@@ -221,8 +221,11 @@ class AwaitedCall(Call):
         self.end: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
 
-class Owner:
-    """Takes the replies to calls."""
+class Owner(Dispatcher):
+    """Takes the replies to calls, without a core."""
+
+    def __init__(self) -> None:
+        """Has no links."""
 
     def set_up(self, up: Collection[str]) -> bool:
         return bool(up)  # chains of one stage

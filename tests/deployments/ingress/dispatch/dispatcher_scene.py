@@ -15,7 +15,7 @@ from deployments.ingress.core.calls import RETRY_PAUSE_S, Call
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions, PendingInput
 from deployments.ingress.core.routes import StageReplicas
-from deployments.ingress.dispatcher import CallOwner, Dispatcher
+from deployments.ingress.dispatcher import Dispatcher
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
@@ -45,7 +45,7 @@ class StageCallLog:
 
     sent: Call
     call: StageCall
-    _owner: CallOwner
+    _owner: Dispatcher
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class ManualStage:
     def end(self, sequence: int) -> None:
         """Does nothing, because it has no memory of sequences."""
 
-    def call(self, call: Call, message: StageCall, owner: CallOwner) -> None:
+    def call(self, call: Call, message: StageCall, owner: Dispatcher) -> None:
         call.choose_replica(self._replicas, message.piece.next_block)
         self.calls.append(StageCallLog(call, message, owner))
         self.called.set()
