@@ -42,20 +42,15 @@ class BackgroundTasks:
         logging.raiseExceptions = False  # Serve logs stderr, so errors of a log on a full disk would log each other
         self._tasks: list[asyncio.Task[None]] = []
         """Kept, because the event loop has only weak references to tasks."""
-        self._failed: dict[str, Exception] = {}
 
     def start(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
-        """Runs a coroutine as a task. If it ends with an error, the error is logged, and `check_health` fails."""
-        self._tasks.append(asyncio.get_running_loop().create_task(self._run(name, work), name=name))
+        """Runs a coroutine as a task. If it ends with an error, `check_health` fails."""
+        self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
 
     def check_health(self) -> None:
         """Raises RuntimeError if a task has failed. Serve calls it every second, and then replaces the process."""
-        for name, error in self._failed.items():
-            raise RuntimeError(f"the background task {name!r} has ended: {error!r}")
-
-    async def _run(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
-        try:
-            await work
-        except Exception as error:
-            self._failed[name] = error
-            logger.exception("the background task %r has ended", name)
+        for task in self._tasks:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None:
+                logger.error("the background task %r has ended", task.get_name(), exc_info=error)
+                raise RuntimeError(f"the background task {task.get_name()!r} has ended: {error!r}")
