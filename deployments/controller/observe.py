@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ from profiles.lengths import Lengths
 from profiles.records import ExitRecords
 from profiles.scores import FloatArray
 from profiles.stream import ExitStream, Observations, StreamShape
-from profiles.windows import Window, WindowEstimate, survival_history, windows
+from profiles.windows import SurvivalHistory, Window, WindowEstimate, survival_history, windows
 
 if TYPE_CHECKING:
     from profiles.forecast import RateForecast, SurvivalForecast
@@ -248,11 +249,8 @@ class ObservedStream:
         method.
         """
         from profiles.forecast import forecast_survival
-        from profiles.windows import SurvivalHistory
 
-        def forecast_of(history: SurvivalHistory) -> SurvivalForecast:
-            return forecast_survival(history, prior=prior_N, coverage=self._coverage)
-
+        forecast_of = partial(forecast_survival, prior=prior_N, coverage=self._coverage)
         whole = [] if self._stream is None else windows(self._stream, now_s)
         estimates = [each.estimate(thresholds) for each in whole if each.start_s >= changed_s]
         num_probes = sum(map(effective_probes, estimates))
