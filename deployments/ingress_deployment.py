@@ -28,6 +28,7 @@ from deployments.ingress.build import build_core
 from deployments.ingress.core.calls import latencies_within
 from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.inputs import Chains
 from deployments.ingress.dispatcher import Dispatcher, ReplicaLinks
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls, replace_http_server
@@ -61,24 +62,23 @@ EXPORT_S = 1.0
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-class IngressMetrics:
+class IngressMetrics(LazyMetrics):
     """The metrics of an ingress. `export` passes the totals to Ray once a second, because a call per request is slow.
 
     Latencies are counters with a label `le`, because a histogram of Ray's needs one call per answer.
     """
 
     def __init__(self, chain: Chain) -> None:
+        super().__init__()
         self._chain = chain
         self.finished: collections.Counter[tuple[str, int]] = collections.Counter()
         """Requests by route and HTTP status. Requests over gRPC count under the corresponding HTTP status."""
-        self.metrics = LazyMetrics()
         self._tally, self._earlier = Tally(), Tally()
         """The present comparison of versions, which began at zero, and the sum of all earlier ones."""
 
     def export(self, core: IngressCore, now_s: float, hops_s: dict[str, list[float]]) -> None:
         """Exports the core's counts since the last export. `hops_s` is the dispatcher's, and is emptied."""
-        counts = core.counts
-        set_total, set_gauge, set_totals = self.metrics.set_total, self.metrics.set_gauge, self.metrics.set_totals
+        counts, set_total, set_gauge, set_totals = core.counts, self.set_total, self.set_gauge, self.set_totals
         for (route, status), number in self.finished.items():
             set_total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
         for block, number in counts.exits.items():
@@ -87,7 +87,7 @@ class IngressMetrics:
         set_totals("offramp_drops", "Inputs without an answer, by reason", counts.drops, "reason")
         set_totals("offramp_retries", "Inputs sent again because a replica failed", counts.retries, "slot")
         for slot, each in hops_s.items():
-            self.metrics.observe("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, each, slot=slot)
+            self.observe("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, each, slot=slot)
         hops_s.clear()
         set_total("offramp_inputs", "Inputs that arrived, including refused ones", counts.arrived)
         set_totals("offramp_assigned_inputs", "Inputs that were not refused, by chain", counts.assigned, "chain")
@@ -105,23 +105,27 @@ class IngressMetrics:
                 set_total(name, description, amount, network=self._chain.name_of(block))
         set_gauge("offramp_ingress_plan_epoch", "The plan that the ingress follows", core.placed.epoch)
         set_gauge("offramp_waiting", "Inputs that were not sent to any stage yet", core.num_waiting)
+        self._export_chains(core.chains, now_s)
+
+    def _export_chains(self, chains: Chains, now_s: float) -> None:
+        """Exports the queues and the loads of the plan's chains."""
         oldest = "offramp_oldest_wait_seconds", "Longest wait of inputs that were not sent to any stage yet"
-        self.metrics.set_gauges(*oldest, {1: 0.0} | core.chains.oldest_s(now_s), "tokens")  # exists from the start
-        chains = core.chains.active
-        limits = [each.admission.limit if each in core.chains.usable else 0.0 for each in chains]
+        self.set_gauges(*oldest, {1: 0.0} | chains.oldest_s(now_s), "tokens")  # exists from the start
+        active, usable = chains.active, chains.usable
+        limits = [each.admission.limit if each in usable else 0.0 for each in active]
         finite = (0.0 if math.isinf(limit) else limit for limit in limits)  # Ray drops infinite values
         for name, description, by_chain in (
-            ("offramp_unanswered", "Inputs that wait or are in flight", (each.num_unanswered for each in chains)),
-            ("offramp_unanswered_tokens", "Tokens of these inputs", (each.unanswered_tokens for each in chains)),
+            ("offramp_unanswered", "Inputs that wait or are in flight", (each.num_unanswered for each in active)),
+            ("offramp_unanswered_tokens", "Tokens of these inputs", (each.unanswered_tokens for each in active)),
             ("offramp_admission_limit", "Most unanswered inputs, or tokens; 0: no limit", finite),
         ):
-            self.metrics.set_gauges(name, description, dict(enumerate(by_chain)), "chain")
+            self.set_gauges(name, description, dict(enumerate(by_chain)), "chain")
 
     def export_sequences(self, loop: GenerationLoop) -> None:
         """Exports the counts of generated sequences."""
-        set_total, set_totals, counts = self.metrics.set_total, self.metrics.set_totals, loop.counts
+        set_total, set_totals, counts = self.set_total, self.set_totals, loop.counts
         running = "offramp_sequences_running", "Sequences that were admitted and have not ended"
-        self.metrics.set_gauge(*running, loop.num_running)
+        self.set_gauge(*running, loop.num_running)
         set_totals("offramp_sequences_ended", "Sequences that ended, by reason", counts.ended, "ended")
         set_total("offramp_sequences_refused", "Sequences whose SLOs could not be kept", counts.refused)
         set_total("offramp_sequences_in_slo", "Sequences that completed within both SLOs", counts.in_slo)
@@ -142,15 +146,15 @@ class IngressMetrics:
         total.add(self._earlier)
         total.add(tally)
         compared = "offramp_version_compared", "Inputs that two versions answered"
-        self.metrics.set_totals(*compared, total.compared, "outcome")
+        self.set_totals(*compared, total.compared, "outcome")
         requests = "offramp_version_requests", "Requests without a version, by answering version"
         latency = "offramp_version_latency_seconds", "Latency by version, since its figures began"
         for version, each in total.versions.items():
             for status, count in each.requests.items():
-                self.metrics.set_total(*requests, count, version=version, status=status)
+                self.set_total(*requests, count, version=version, status=status)
             for share in (0.5, 0.99):
                 value = latency_s(tally.versions[version].latencies, share) or 0.0
-                self.metrics.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
+                self.set_gauge(*latency, value, version=version, quantile=f"{share:g}")
 
 
 @serve.ingress()
@@ -319,7 +323,7 @@ class Ingress(BackgroundTasks):
 
     async def samples(self) -> list[Sample]:
         """Returns the last values of the metrics."""
-        return self._metrics.metrics.samples(ingress=self._core.name)
+        return self._metrics.samples(ingress=self._core.name)
 
     async def peek(self) -> IngressReport:
         """Returns the counts so far, and leaves the observations for the controller."""

@@ -52,10 +52,10 @@ def main() -> list[tuple[str, str, tuple[str, ...]]]:
     stage.export(host)
     loop: Any = SimpleNamespace(num_running=1, counts=GenerationCounts(ended=Counter(stop=1), exits=Counter({0: 1})))
     ingress.export_sequences(loop)
-    export_metrics(ingress.metrics, DESCRIBED)
+    export_metrics(ingress, DESCRIBED)
     tally.versions["1"].requests["answered"] += 1
     ingress.export_versions(tally)
-    found = [each for metrics in (ingress.metrics, stage.metrics) for each in metrics.instruments.values()]
+    found = [each for metrics in (ingress, stage) for each in metrics.instruments.values()]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in found]
 
 

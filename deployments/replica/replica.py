@@ -85,7 +85,7 @@ class StageReplica(BackgroundTasks):
 
     async def samples(self) -> list[Sample]:
         """Returns the last values of the metrics."""
-        return self._metrics.metrics.samples(replica=serve.get_replica_context().replica_tag)
+        return self._metrics.samples(replica=serve.get_replica_context().replica_tag)
 
     def check_health(self) -> None:
         """Raises an error if the replica must be replaced. Serve calls it every second."""
@@ -103,7 +103,7 @@ SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
-class StageMetrics:
+class StageMetrics(LazyMetrics):
     """The metrics of a replica, labelled with its accelerator type and the slot that it hosts when they are exported.
 
     The device thread records times. The event loop exports them to Ray once a second, because a call of Ray per input
@@ -111,8 +111,8 @@ class StageMetrics:
     """
 
     def __init__(self, device: str) -> None:
+        super().__init__()
         self._labels = {"slot": "", "device": device}
-        self.metrics = LazyMetrics()
         self._spent_s: deque[tuple[float, float]] = deque()
         """Seconds of waiting and of running, per input."""
         self._ran: deque[tuple[Split, int, int, bool, float]] = deque()
@@ -144,7 +144,7 @@ class StageMetrics:
             self._set_gauges(0, None if host.device.memory_use is None else MemoryUse())
         self._labels = {**self._labels, "slot": host.slot}
         self._set_gauges(host.device.engine.num_waiting, host.device.memory_use)
-        observe, count = self.metrics.observe, self.metrics.add
+        observe, count = self.observe, self.add
         spent_s = [self._spent_s.popleft() for _ in range(len(self._spent_s))]
         queued_s, ran_s = [each[0] for each in spent_s], [each[1] for each in spent_s]
         observe("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, queued_s, **self._labels)
@@ -167,7 +167,7 @@ class StageMetrics:
                 observe("offramp_batch_token_fill", of_tokens, SHARES, fills, **labels)
 
     def _set_gauges(self, num_waiting: int, memory: MemoryUse | None) -> None:
-        gauge, labels = self.metrics.set_gauge, self._labels
+        gauge, labels = self.set_gauge, self._labels
         gauge("offramp_stage_waiting", "Inputs queued in a stage's replica", num_waiting, **labels)
         if memory is not None:
             gauge("offramp_sequences", "Sequences whose keys and values a replica keeps", memory.sequences, **labels)

@@ -457,7 +457,7 @@ def test_metrics_of_a_chain_that_the_plan_no_longer_has_are_zero() -> None:
     def exported() -> list[float]:
         """Returns two chains' unanswered inputs, their tokens, the admission limit, and the inputs that have ended."""
         metrics.export(world.core, world.now_s, {})
-        return [each.value for each in metrics.metrics.samples() if "chain" in each.labels]
+        return [each.value for each in metrics.samples() if "chain" in each.labels]
 
     world.submit("abcdefgh", *[5] * 8, deadline_s=1.0)
     assert exported() == [6, 2, 30, 10, 52.5, 17.5]

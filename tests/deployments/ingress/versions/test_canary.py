@@ -226,7 +226,7 @@ def test_metrics_keep_the_requests_of_ended_comparisons_but_not_their_latencies(
     tally.versions["2"].latencies[3] = tally.versions["2"].requests["answered"] = 1
     for each in (tally, Tally(since=2)):
         metrics.export_versions(each)
-    assert [each.value for each in metrics.metrics.samples() if "version" in each.labels] == [1, 0, 0]
+    assert [each.value for each in metrics.samples() if "version" in each.labels] == [1, 0, 0]
 
 
 async def test_our_version_answers_if_another_one_is_gone(world: World) -> None:
