@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec import structs
 
@@ -179,6 +179,16 @@ HUNG_S = 300.0
 """Seconds after the last deadline of its inputs at which a running batch counts as hung. Compilations are shorter."""
 
 
+class CheckedPolicy(NamedTuple):
+    """The exit policy of a replica, which is kept if only other fields of the plan change."""
+
+    spec: PolicySpec | None
+    policy: Any
+    """What the runner follows; see `policy_for`."""
+    ramps: frozenset[int] = frozenset()
+    """The ramps that the policy is known to accept."""
+
+
 class StageHost:
     """Follows the newest assignment that it has received, and also runs the remaining calls of older plans."""
 
@@ -209,8 +219,7 @@ class StageHost:
         self.threads = DeviceThreads(self.device, name=f"device-{device}", on_death=on_death)
         self._preparing = threading.Lock()
         """Held while the runner prepares splits. The controller asks again if that takes long."""
-        self._policy_spec: PolicySpec | None = None
-        self._policy = policy_for(settings, device, None)
+        self._policy = CheckedPolicy(None, policy_for(settings, device, None))
 
     async def prepare_first(self, plans: Sequence[PlacedPlan]) -> None:
         """Prepares a new replica for the plans that it may serve: a planned one, if any, and the current one last.
@@ -235,10 +244,9 @@ class StageHost:
         assignments = assignments_on(self._device_name, plans)
         if not assignments:
             return
-        policy = await asyncio.to_thread(self._make_ready, assignments)
-        self._policy_spec, self._policy = assignments[0].policy, policy
+        self._policy = await asyncio.to_thread(self._make_ready, assignments)
         if self.epoch == NOTHING:
-            self.device.follow((), assignments[0].dispatch, policy, assignments[0].order)
+            self.device.follow((), assignments[0].dispatch, self._policy.policy, assignments[0].order)
             splits = [each.stage.splits for each in assignments]
             times = await asyncio.to_thread(warm_up, self._runner, splits, clock=self._clock, starts=self._starts)
             if self.epoch == NOTHING:  # otherwise a call came earlier, and the engine has measured its batches
@@ -248,12 +256,12 @@ class StageHost:
         """Follows an assignment from the next batch on. Assignments of older plans are ignored."""
         if assignment.epoch < self.epoch or (assignment.epoch, assignment.slot) == (self.epoch, self.slot):
             return
-        if assignment.policy != self._policy_spec:
-            self._policy = policy_for(self._settings, self._device_name, assignment.policy)
-            self._policy_spec = assignment.policy
+        spec = assignment.policy
+        if spec != self._policy.spec:
+            self._policy = CheckedPolicy(spec, policy_for(self._settings, self._device_name, spec))
         if isinstance(self._runner, PacedRunner):
             self._runner.dispatch = assignment.dispatch
-        self.device.follow(assignment.stage.splits, assignment.dispatch, self._policy, assignment.order)
+        self.device.follow(assignment.stage.splits, assignment.dispatch, self._policy.policy, assignment.order)
         self.epoch, self.slot = assignment.epoch, assignment.slot
 
     def submit(self, call: StageCall, assignment: Assignment, opened: OpenCall) -> None:
@@ -296,13 +304,16 @@ class StageHost:
             memory=self.device.memory_use,
         )
 
-    def _make_ready(self, assignments: Sequence[Assignment]) -> Any:
+    def _make_ready(self, assignments: Sequence[Assignment]) -> CheckedPolicy:
         # Splits of probes need no preparation: the network itself runs them, whatever backend runs the others.
         with self._preparing:
             self._runner.prepare([split for each in assignments for split in each.stage.splits])
-        policy = assignments[0].policy
-        splits = [split for each in assignments if each.policy == policy for split in each.stage.splits]
-        return policy_for(self._settings, self._device_name, policy, splits)
+        spec, known = assignments[0].policy, self._policy
+        splits = [split for each in assignments if each.policy == spec for split in each.stage.splits]
+        ramps = frozenset(ramp for split in splits for ramp in split.ramps)
+        if spec == known.spec and ramps <= known.ramps:
+            return known
+        return CheckedPolicy(spec, policy_for(self._settings, self._device_name, spec, sorted(ramps)), ramps)
 
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
         now_s = self._clock.now_s()
@@ -547,16 +558,15 @@ def is_recorded(settings: ServeSettings, device: str) -> bool:
     return emulated is not None and emulated.decisions == "recorded" and find_device(device).emulated
 
 
-def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, splits: Sequence[Split] = ()) -> Any:
+def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, ramps: Sequence[int] = ()) -> Any:
     """Returns the policy of a device's runner: an ExitPolicy or, if decisions are recorded, the thresholds.
 
-    Raises PlanError for an `own` policy that cannot be imported, for a policy that cannot decide at the splits' ramps,
-    and for recorded decisions with any policy but `recorded`.
+    Raises PlanError for an `own` policy that cannot be imported, for a policy that cannot decide at these ramps, and
+    for recorded decisions with any policy but `recorded`.
     """
     if not is_recorded(settings, device):
         policy = build_policy(spec)
-        for split in splits:
-            policy.check_ramps(split.ramps)
+        policy.check_ramps(ramps)
         return policy
     if spec is None:
         return None

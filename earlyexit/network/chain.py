@@ -128,9 +128,7 @@ def join_chains(parts: Sequence[Chain]) -> Chain:
 
 
 def check_networks(networks: tuple[int, ...]) -> None:
-    """Raises PlanError unless `networks` is valid: one past the last block of each of several networks, or empty."""
-    if not networks:
-        return
+    """Raises PlanError unless `networks` is valid: one past the last block of each of several networks."""
     if len(networks) == 1:
         raise PlanError(f"networks must name at least two networks, not {list(networks)}; leave it out for one network")
     if networks[0] < 1 or any(after <= before for before, after in pairwise(networks)):

@@ -217,8 +217,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("a plan needs at least one stage")
-        with within("networks"):
-            check_networks(self.networks)
+        if self.networks:
+            with within("networks"):
+                check_networks(self.networks)
         end: int | None = None
         for number, stage in enumerate(self.stages):
             for index, split in enumerate(stage.splits):
@@ -230,18 +231,16 @@ class Plan:
             check_end(self.num_blocks, self.networks)
         with within("chains"):
             check_shares(self.shares, len(chains_of(self.stages, self.num_blocks)))
-        with within("prune"):
-            self._check_prune()
+        if self.prune:
+            with within("prune"):
+                check_prune(self.prune, self.networks)
+                if self.after_answer == "stay":
+                    raise PlanError(
+                        "prune: with after_answer stay, every input must get the reference's answer to its whole text; "
+                        "with after_answer stop, only probes do, and the texts of other inputs can be pruned"
+                    )
         with within("policy"):
             self._check_policy()
-
-    def _check_prune(self) -> None:
-        check_prune(self.prune, self.networks)
-        if self.prune and self.after_answer == "stay":
-            raise PlanError(
-                "prune: with after_answer stay, every input must get the reference's answer to its whole text; "
-                "with after_answer stop, only probes do, and the texts of other inputs can be pruned"
-            )
 
     def _check_policy(self) -> None:
         if self.ramps and self.policy is None:

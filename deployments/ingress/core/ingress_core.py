@@ -91,8 +91,9 @@ class IngressCore(Unanswered):
         """Switches to a plan. A plan older than the current one is ignored. Raises PlanError for another model."""
         if placed.epoch < self.placed.epoch:
             return
+        stayed = self.chains.stays
         self.chains.follow(placed)
-        if not self.chains.stays:
+        if stayed and not self.chains.stays:
             self.observations.stop_staying()
         self.suspended = None
 
