@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import gc
 import logging
 import math
 import random
@@ -35,7 +36,7 @@ from deployments.local_ray.private import bind_calls, replace_http_server
 from deployments.metrics import SECONDS, LazyMetrics
 from deployments.ops.dashboard import ServiceFacts, image_facts
 from deployments.ops.prometheus import Sample
-from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
+from deployments.process_setup import BackgroundTasks
 from deployments.settings import ServeSettings, initial_replicas
 from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import Tally
@@ -259,7 +260,8 @@ class Ingress(BackgroundTasks):
         finally:
             self._started.set()
         await self._links.ready()  # a replica takes calls only after its warm-up
-        freeze_garbage_collection()
+        gc.collect()
+        gc.freeze()  # Serve has frozen the objects of the start; later collections visit none of the others either
         self.is_ready = True
 
     async def _keep_exporting(self) -> None:

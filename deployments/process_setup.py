@@ -1,23 +1,12 @@
-"""Setup of every process of a service: garbage collection, logs that do not quote requests, and background tasks."""
+"""Setup of every process of a service: logs that do not quote requests, and background tasks."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import traceback
 from collections.abc import Coroutine
 from typing import Any
-
-
-def freeze_garbage_collection() -> None:
-    """Exempts all present objects from garbage collection; called once a process is ready.
-
-    Otherwise each full collection of a replica would visit about 300,000 objects of Ray, torch and pydantic, and stop
-    it for up to 0.3 s. Ray requests full collections from time to time.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class HideExceptionMessages(logging.Filter):

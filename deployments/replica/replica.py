@@ -16,7 +16,7 @@ from ray import serve
 from deployments.local_ray.private import bind_calls
 from deployments.metrics import SECONDS, LazyMetrics
 from deployments.ops.prometheus import Sample
-from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
+from deployments.process_setup import BackgroundTasks
 from deployments.replica.host import CallServer, StageHost, build_runner
 from deployments.settings import ServeSettings
 from deployments.wire.controller_link import ControllerLink
@@ -58,7 +58,6 @@ class StageReplica(BackgroundTasks):
         control, link = self._settings.control, ControllerLink(self._settings.app)
         plans = None if control is None else await link.ask_at_startup("plans")
         await self._host.prepare_first(plans if isinstance(plans, list) else [PlacedPlan(plan=self._settings.plan)])
-        freeze_garbage_collection()
         self._host.threads.start()
         self.start("export metrics", self._metrics.export_regularly(self._host))
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours

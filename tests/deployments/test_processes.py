@@ -1,20 +1,18 @@
-"""The head watch, background tasks and garbage collection of processes."""
+"""The head watch, and background tasks of processes."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import queue
 import subprocess
-import weakref
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from deployments.local_ray.cluster import watch_processes
-from deployments.process_setup import BackgroundTasks, freeze_garbage_collection
+from deployments.process_setup import BackgroundTasks
 from earlyexit.errors import HeadLostError
 
 
@@ -85,20 +83,3 @@ def test_a_full_disk_of_logs_raises_no_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("sys.stderr", Mock(write=log.error))  # as in Serve's replicas
     BackgroundTasks()
     log.error("nowhere")
-
-
-class Ring:
-    def __init__(self) -> None:
-        self.me = self
-
-
-def test_objects_that_exist_at_the_freeze_are_not_collected() -> None:
-    early: list[object] = []
-    lost = weakref.ref(Ring())
-    freeze_garbage_collection()
-    try:
-        late: list[object] = [early]
-        looked_at = {id(each) for each in gc.get_objects()}
-        assert (id(early) in looked_at, id(late) in looked_at, lost()) == (False, True, None)
-    finally:
-        gc.unfreeze()
