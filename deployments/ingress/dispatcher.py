@@ -16,7 +16,7 @@ from msgspec import structs
 
 from deployments.ingress.core.calls import AbortCall, Answered, Call, Dropped, SendCall, placements_of
 from deployments.ingress.core.ingress_core import Driver, IngressCore
-from deployments.ingress.core.inputs import Inputs, PendingInput, Settle, sample_id_of
+from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Settle, sample_id_of
 from deployments.ingress.core.routes import KVPlacement, StageReplicas
 from deployments.ingress.entry import NetworkEntry
 from deployments.wire.directory import ReplicaDirectory
@@ -31,7 +31,6 @@ from deployments.wire.messages import (
     FromIngress,
     StageCall,
     Timing,
-    assignments_of,
     decode_from_replica,
     encode,
 )
@@ -191,7 +190,9 @@ class ReplicaLinks:
     """
 
     owner: Dispatcher
-    """Receives the replies to all calls. It sets this field and the next one, and then calls `follow`."""
+    """Receives the replies to all calls. It sets this field and the next two, and then calls `follow`."""
+    chains: Chains
+    """The chains of the core's plan."""
     tracer: CallTracer | None = None
 
     def __init__(self, devices: Iterable[str], *, phase: float, link: Callable[..., ReplicaLink] = ReplicaLink) -> None:
@@ -214,11 +215,9 @@ class ReplicaLinks:
         if missing:
             raise PlanError(f"the plan needs replicas on {missing}; the service has replicas on {sorted(self._links)}")
 
-    def follow(self, placed: PlacedPlan) -> None:
-        """Switches to a plan: assigns its stages to replicas. Calls that wait for a removed stage fail."""
-        self._placed = placed
-        self._assignments = assignments_of(placed)
-        for slot in self._assignments:
+    def follow(self) -> None:
+        """Assigns the stages of the core's plan to replicas. Calls that wait for a removed stage fail."""
+        for slot in self.chains.assignments:
             self._stages.setdefault(slot, StageReplicas(self._phase))
         for device in self._links:
             self._connect(device)
@@ -235,7 +234,7 @@ class ReplicaLinks:
             link = call.choose_replica(self._stages[slot], message.piece.next_block)
             if link is not None:
                 link.begin(call, message if self.tracer is None else self.tracer.on_call(link.name, call, message))
-            elif slot in self._assignments and not self._can_run.is_set():
+            elif slot in self.chains.assignments and not self._can_run.is_set():
                 self._waiting[call] = message, asyncio.get_running_loop().time()
             else:  # other stages of the plan can answer its inputs
                 raise ConnectionError("the stage has no replicas")
@@ -270,7 +269,7 @@ class ReplicaLinks:
     def _update(self) -> None:
         """Assigns stages to the replicas, and sends the calls that wait for a replica."""
         self._assign_stages()
-        if self.owner.set_up({slot for slot in self._assignments if self._stages[slot].is_up}):
+        if self.owner.set_up({slot for slot in self.chains.assignments if self._stages[slot].is_up}):
             self._can_run.set()
         else:
             self._can_run.clear()
@@ -282,7 +281,7 @@ class ReplicaLinks:
 
     def _connect(self, device: str) -> None:
         addresses = self._addresses[device]
-        links, is_last = self._links[device], not addresses and bool(self._placed.needed(device))
+        links, is_last = self._links[device], not addresses and bool(self.chains.placed.needed(device))
         for name in sorted(links.keys() - addresses.keys()):
             if not (is_last and links[name].is_up):
                 links.pop(name).close_when_idle()
@@ -290,17 +289,18 @@ class ReplicaLinks:
             links[name] = self._link(name, addresses[name], self._update, self.owner)
 
     def _assign_stages(self) -> None:
+        placed, assignments = self.chains.placed, self.chains.assignments
         up = {device: {name for name, link in links.items() if link.is_up} for device, links in self._links.items()}
-        if_up = self._placed.roles(up)
-        for device, hosts in self._placed.roles(self._links).items():
-            links, needed = self._links[device], self._placed.needed(device)
+        if_up = placed.roles(up)
+        for device, hosts in placed.roles(self._links).items():
+            links, needed = self._links[device], placed.needed(device)
             if {*if_up[device].values()} - {slot for name, slot in hosts.items() if name in up[device]}:
                 hosts = if_up[device]  # otherwise a stage would have only replicas that are down
             for name, slot in hosts.items():
                 if name in up[device]:  # a replica ignores an assignment that it already follows
-                    links[name].host(self._assignments[slot])
+                    links[name].host(assignments[slot])
             for slot, stage in self._stages.items():
-                if slot in needed or slot not in self._assignments:
+                if slot in needed or slot not in assignments:
                     stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
 
 
@@ -322,7 +322,7 @@ class Dispatcher(Driver):
         """`codec`: the model's codec. A `ChainCodec` encodes inputs for every network that they enter."""
         super().__init__(core, clock)
         self._links = links
-        links.owner, links.tracer = self, tracer
+        links.owner, links.chains, links.tracer = self, core.chains, tracer
         self._codec = codec if isinstance(codec, ChainCodec) else None
         self.hops_s: defaultdict[str, list[float]] = defaultdict(list)
         """By slot, the seconds that parts of replies spent outside the stage. The export of metrics empties it."""
@@ -331,12 +331,12 @@ class Dispatcher(Driver):
         self._alarm: asyncio.TimerHandle | None = None
         self._sent: dict[Call, dict[str, PendingInput]] = {}
         """The inputs of each open call, by their ids on the wire."""
-        links.follow(core.placed)
+        links.follow()
 
     def follow(self, placed: PlacedPlan) -> None:
         self._links.check(placed)
         super().follow(placed)
-        self._links.follow(self.core.placed)
+        self._links.follow()
 
     # Receive
 

@@ -204,7 +204,7 @@ class FixedLinks(ReplicaLinks):
     def check(self, placed: PlacedPlan) -> None:
         """Accepts every plan."""
 
-    def follow(self, placed: PlacedPlan) -> None:
+    def follow(self) -> None:
         """Keeps the stages of the test."""
 
 

@@ -318,7 +318,9 @@ class Chains:
         is_new, self.placed = plan.epoch > before.epoch, placed
         self.stays = plan.after_answer == "stay"
         block_s = self.active[0].block_s if self.active else [0.0] * plan.num_blocks
-        chains, assignments = plan.chains, iter(assignments_of(placed).values())
+        self.assignments = assignments_of(placed)
+        """The assignment of each slot."""
+        chains, assignments = plan.chains, iter(self.assignments.values())
         kept = _kept(self.active, chains)
         self.active = [kept.get(number) or Chain(self._options, own, block_s) for number, own in enumerate(chains)]
         for number, (chain, own, share) in enumerate(zip(self.active, chains, plan.shares, strict=True)):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from deployments.ingress.core.inputs import Chains, IngressOptions
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
 from deployments.wire import controller_link
@@ -40,8 +41,8 @@ class Slot:
     def __init__(self) -> None:
         self.board = ReplicaDirectory()
         self.links = ReplicaLinks(["cpu"], phase=0.0)
-        self.links.owner = Owner()
-        self.links.follow(placed())
+        self.links.owner, self.links.chains = Owner(), Chains(placed(), IngressOptions())
+        self.links.follow()
         self._calls: list[AwaitedCall] = []
         self.links.connect("cpu", self.board)
         self.replicas: dict[str, FakeReplica] = {}
@@ -67,7 +68,11 @@ class Slot:
 
     def avoid(self, *replicas: str) -> None:
         """Avoids these replicas from now on."""
-        self.links.follow(placed(*replicas))
+        self.follow(placed(*replicas))
+
+    def follow(self, plan: PlacedPlan) -> None:
+        self.links.chains.follow(plan)
+        self.links.follow()
 
     def call(self, sample_ids: str, *placements: KVPlacement, left_s: float = math.inf) -> AwaitedCall:
         message = structs.replace(call_of(sample_ids), remaining_s=(left_s,) * len(sample_ids))
@@ -165,7 +170,7 @@ async def test_new_sequences_fill_one_replica_after_the_other(
 
 
 async def test_an_ingress_is_ready_once_one_chain_can_run(slot: Slot) -> None:
-    slot.links.follow(placed(shares=(0.5, 0.5)))
+    slot.follow(placed(shares=(0.5, 0.5)))
     ready = asyncio.create_task(slot.links.ready())
     await turns()
     assert not ready.done()
