@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from earlyexit.errors import OfframpError
 
-LOOPBACK = ("127.0.0.1", "::1")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANYWHERE = "[::]"
 KV_NAMESPACE = b"offramp"
 SERVE_TIMEOUT_S = 10.0

@@ -20,6 +20,7 @@ from deployments.choices import FrontSettings
 from deployments.keys import read_keys
 from deployments.local_ray.cluster import LocalCluster, serving, wanted_ports
 from deployments.local_ray.ports import await_ports
+from deployments.local_ray.private import LOOPBACK
 from deployments.settings import ServeSettings
 from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import HeadLostError
@@ -29,7 +30,6 @@ from offramp.commands.output import command, num_cores, run_in_subprocess, warn
 from offramp.spec.application import application_settings, checked_card, resolve_plan, with_environment_keys
 from offramp.spec.documents import ApplicationDocument, ServeJob
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Example arguments of `offramp predict`, by the kind of input."""
 
