@@ -102,18 +102,21 @@ def test_the_address_has_the_form_of_urls(host: str, address: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own code, while it is imported
 def test_a_start_returns_the_services_url_or_keeps_the_error_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.exceptions as of_ray
+
     async def nothing() -> dict[str, Any]:
         return {"applications": {}}
 
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}, "Labels": {}}])
-    monkeypatch.setattr("ray.serve.start", Mock())
+    monkeypatch.setattr("ray.serve.start", Mock(side_effect=[None, None, of_ray.RayError("the proxy has gone")]))
     monkeypatch.setattr("ray.serve.run", Mock(side_effect=[None, RuntimeError("the application has gone")]))
     monkeypatch.setattr("deployments.app.build", Mock())
     monkeypatch.setattr("deployments.local_ray.cluster._own_ray", lambda *_, **__: nullcontext())
     monkeypatch.setattr("deployments.local_ray.cluster.find_applications", nothing)
     assert [*_running(settings(route_prefix="/a"), LocalCluster(front="direct"), None)] == [f"http://{HERE}:8000/a"]
-    with pytest.raises(OfframpError, match=r"did not start; see the logs in .* the application has gone"):
-        next(_running(settings(), LocalCluster(front="direct"), None))
+    for cause in ("the application has gone", "the proxy has gone"):
+        with pytest.raises(OfframpError, match=rf"did not start; see the logs in .* {cause}"):
+            next(_running(settings(), LocalCluster(front="direct"), None))
 
 
 # The front
