@@ -22,9 +22,8 @@ from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import DataError
 from earlyexit.tasks.label import label_loss
 from profiles.scores import BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
+from profiles.scores import IntArray as IntArray
 from profiles.table import check_ramps
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

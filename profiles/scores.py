@@ -13,6 +13,7 @@ from earlyexit.policies import Score as Score
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
 
 SMALLEST = 1e-7
 """Lower bound of an entropy, and of 1 - confidence, so that every sureness is finite."""

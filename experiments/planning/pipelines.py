@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from optimizer.search.highs import Program, Solution
-from optimizer.search.step import FloatArray, IntArray
+from profiles.scores import FloatArray, IntArray
 
 MARGIN = 1e-6  # relative tolerance of the integer program
 NEAR = (10, 40)

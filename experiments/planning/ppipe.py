@@ -29,7 +29,7 @@ from experiments.kit import print_table
 from experiments.planning.pipelines import Pipeline, Segments, best_mixture, best_pipelines
 from experiments.problems import PROBLEMS
 from optimizer.problems.problem_file import read_problem
-from optimizer.search.step import FloatArray
+from profiles.table import FloatArray
 
 Tables = Mapping[str, Sequence[Sequence[float]]]
 """By model, GPU and processes per GPU: microseconds of each block at batches 1, 2 and so on."""

@@ -34,10 +34,9 @@ from optimizer.search.label_search import (
     trace,
 )
 from optimizer.search.master import Chain, best_mixture, fastest_options, without_idle_devices
-from optimizer.search.moves import Graph, build_graph
+from optimizer.search.moves import Graph, Path, build_graph
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space
-from optimizer.search.step import Labels
 from optimizer.search.walks import Prices
 
 PRICE_MARGINS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -89,12 +88,12 @@ def price_chains(graph: Graph, limits: ChainLimits, most: int = MAX_LABELS) -> t
 def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tuple[int, list[Chain]]:
     """Returns the outcome of a search with at most `most` labels, and the chains that it found."""
     outcome, labels, ends_L = search_labels(graph.moves, limits, most, per_group, False)
-    return outcome, [_read_chain(graph, labels, int(label)) for label in ends_L]
+    return outcome, [_read_chain(graph, trace(labels, label), float(labels.float_LF[label, TOTAL])) for label in ends_L]
 
 
-def _read_chain(graph: Graph, labels: Labels, label: int) -> Chain:
-    """Returns the chain that a label at the model's end represents."""
-    moves, path = graph.moves, trace(labels, label)
+def _read_chain(graph: Graph, path: Path, price: float) -> Chain:
+    """Returns the chain of a path."""
+    moves = graph.moves
     latency_s, fill, work, wait = 0.0, 0.0, 0.0, 0.0
     devices, seconds, waits = list[int](), list[float](), list[float]()
     is_first = True
@@ -119,7 +118,7 @@ def _read_chain(graph: Graph, labels: Labels, label: int) -> Chain:
         waits=tuple(waits),
         latency_s=latency_s,
         fill=fill,
-        price=float(labels.float_LF[label, TOTAL]),
+        price=price,
     )
 
 

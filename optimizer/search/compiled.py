@@ -1,4 +1,4 @@
-"""A typed wrapper of numba's compiler, with a cache of machine code on disk."""
+"""A typed wrapper of numba's compiler, with a cache of machine code on disk; and what several kernels share: labels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
+import numpy as np
 from numba import config, njit
+
+from profiles.scores import FloatArray, IntArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,3 +49,26 @@ def cache_folder() -> Path:
 @cache
 def _warn_without_cache() -> None:
     logger.warning("the planner is compiled anew in every process: set NUMBA_CACHE_DIR to a writable folder")
+
+
+class Labels(NamedTuple):
+    """The labels of a search (L), followed by unused rows. Each search defines its own columns."""
+
+    int_LI: IntArray
+    float_LF: FloatArray
+
+
+@compiled
+def with_doubled_capacity(labels: Labels) -> Labels:
+    """Returns a copy of the labels with room for twice as many."""
+    int_LI, float_LF = labels
+    return Labels(np.concatenate((int_LI, np.empty_like(int_LI))), np.concatenate((float_LF, np.empty_like(float_LF))))
+
+
+@compiled
+def dominates(figures_LF: FloatArray, one: int, other: int, first: int, end: int, rounding: float) -> bool:
+    """Returns whether row `one` is at most row `other` in columns `first` to `end` - 1; equal rows dominate."""
+    for column in range(first, end):  # noqa: SIM110 - kernels have no generators
+        if figures_LF[one, column] > figures_LF[other, column] * (1 + rounding):
+            return False
+    return True

@@ -31,8 +31,8 @@ from optimizer.search.label_search import (
 from optimizer.search.moves import Graph, MoveArrays, build_graph
 from optimizer.search.relaxation import ITERATIONS, CuttingPlanes, solve_relaxation
 from optimizer.search.space import Space, parts_of
-from optimizer.search.step import IntArray
 from optimizer.search.walks import NO_WALK, Prices, Walk
+from profiles.scores import IntArray
 
 RESOLUTION = 1e-10
 """Relative difference below which two rates, or two costs, are equal."""

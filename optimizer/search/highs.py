@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from optimizer.search.step import FloatArray, IntArray
+from profiles.scores import FloatArray, IntArray
 
 INTEGER_GAP = 1e-4
 """Relative gap at which an integer program counts as solved."""

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.search.compiled import compiled
-from optimizer.search.moves import MoveArrays
+from optimizer.search.compiled import Labels, compiled, dominates, with_doubled_capacity
+from optimizer.search.moves import MoveArrays, Path
 from optimizer.search.space import Space
-from optimizer.search.step import FloatArray, IntArray, Labels, undominated, with_doubled_capacity
+from profiles.scores import FloatArray, IntArray
 
 MAX_STAGES = 6
 """Stages per chain of a mixture. The search does not find longer chains."""
@@ -358,9 +358,38 @@ def _select(labels: Labels, first: int, count: int, most: int, is_beam: bool) ->
     return is_complete, end
 
 
-def trace(labels: Labels, label: int) -> list[tuple[int, int]]:
-    """Returns the moves of the chain that a label represents, each with 1 if it ends a stage, else 0."""
-    path: list[tuple[int, int]] = []
+@compiled
+def undominated(
+    order_L: IntArray, group_L: IntArray, figures_LF: FloatArray, first: int, end: int, rounding: float, most: int
+) -> tuple[bool, IntArray]:
+    """Returns whether all undominated labels were kept, and the labels that no earlier label of their group dominates.
+
+    `order_L` holds labels, that is rows of `figures_LF`, and `group_L` their groups, in the same order. Columns `first`
+    to `end` - 1 are compared. At most `most` labels of a group are kept.
+    """
+    kept_L = np.empty(order_L.size, dtype=np.int64)
+    num_kept, first_kept, is_complete = 0, 0, True
+    for place in range(order_L.size):
+        if place > 0 and group_L[place] != group_L[place - 1]:
+            first_kept = num_kept
+        is_dominated = False
+        for other in range(first_kept, num_kept):
+            if dominates(figures_LF, kept_L[other], order_L[place], first, end, rounding):
+                is_dominated = True
+                break
+        if is_dominated:
+            continue
+        if num_kept - first_kept >= most:
+            is_complete = False
+            continue
+        kept_L[num_kept] = order_L[place]
+        num_kept += 1
+    return is_complete, kept_L[:num_kept]
+
+
+def trace(labels: Labels, label: int) -> Path:
+    """Returns the path to a label."""
+    path: Path = []
     while labels.int_LI[label, PARENT] >= 0:
         path.insert(0, (int(labels.int_LI[label, MOVE]), int(labels.int_LI[label, DEVICE] == CLOSED)))
         label = int(labels.int_LI[label, PARENT])

@@ -18,7 +18,7 @@ import numpy as np
 from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
-from optimizer.search.step import FloatArray, IntArray
+from profiles.scores import FloatArray, IntArray
 
 TOLERANCE = 1e-9
 MAX_USES = 250_000

@@ -13,7 +13,7 @@ those of `optimizer.search.tables`; in times of splits, E is the end of a split.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -24,9 +24,8 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, device_names
-from optimizer.search.compiled import compiled
+from optimizer.search.compiled import Labels, compiled, dominates, with_doubled_capacity
 from optimizer.search.space import Space
-from optimizer.search.step import FloatArray, IntArray, Labels, dominates, with_doubled_capacity
 from optimizer.search.tables import (
     ALL,
     CHOOSE,
@@ -41,6 +40,7 @@ from optimizer.search.tables import (
     seconds_at,
     tables_of,
 )
+from profiles.scores import FloatArray, IntArray
 
 FIGURES = 6
 """Number of real-valued columns of a move, which hold seconds or inputs."""
@@ -80,6 +80,10 @@ class MoveArrays(NamedTuple):
     """1 if the ingress fills the split's batches even inside a stage, because the split follows a crossing."""
 
 
+Path = list[tuple[int, int]]
+"""Moves, each with 1 if it ends a stage, else 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """All splits of a problem under a ramp rule."""
@@ -117,18 +121,18 @@ class Graph:
         split = self._splits[key] = Split(first=first, end=end, batch=int(tables.batch_R[run]), ramps=tuple(ramps))
         return split
 
-    def stages_of(self, path: Iterable[tuple[int, int]]) -> tuple[Stage, ...]:
-        """Returns the stages of a path of moves, each with its replicas: 0 unless the move ends a stage."""
+    def stages_of(self, path: Path) -> tuple[Stage, ...]:
+        """Returns the stages of a path, with one replica each."""
         stages: list[Stage] = []
         splits: list[Split] = []
-        for move, replicas in path:
+        for move, ends in path:
             split = self.split_of(move)
             if splits and not splits[-1].ramps and splits[-1].batch == split.batch and not self.problem.networks:
                 split = replace(split, first=splits.pop().first)  # no input left since then, so the batch is still full
             splits.append(split)
-            if replicas:
+            if ends:
                 device = self.device_names[int(self.moves.device_M[move])]
-                stages.append(Stage(device=device, replicas=replicas, splits=tuple(splits)))
+                stages.append(Stage(device=device, replicas=1, splits=tuple(splits)))
                 splits = []
         return tuple(stages)
 

@@ -17,9 +17,9 @@ from optimizer.problems.problem import PlanProblem
 from optimizer.search.highs import Program
 from optimizer.search.master import MAX_USES
 from optimizer.search.space import Space, payable_names
-from optimizer.search.step import FloatArray
 from optimizer.search.tables import tables_of
 from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_prices
+from profiles.table import FloatArray
 
 ITERATIONS = 80
 # Relative gap between the linear program and the bound at which the method stops.

@@ -21,8 +21,7 @@ from optimizer.generation.steps import generation_of, step_table
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.compiled import compiled
 from optimizer.search.space import RampRule, Space
-from optimizer.search.step import FloatArray, IntArray
-from profiles.scores import BoolArray
+from profiles.scores import BoolArray, FloatArray, IntArray
 
 INSIDE, MEAN = 0, 1
 """The two times of a split (K): that of an input that runs through it, and the mean time of batches."""

@@ -34,8 +34,8 @@ import numpy.typing as npt
 from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.plans.plan import Stage
 from optimizer.search.compiled import compiled
-from optimizer.search.step import FloatArray, IntArray
 from optimizer.search.tables import ALL, INSIDE, MEAN, NONE, SPLIT_ENDS, Tables, hop_s, seconds_at
+from profiles.scores import FloatArray, IntArray
 
 # What a walk does after a block. If the ramp after the block is active, RAMP is added.
 GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3

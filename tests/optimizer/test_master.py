@@ -14,7 +14,7 @@ import pytest
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.search.highs import Program
 from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options
-from optimizer.search.step import FloatArray, IntArray
+from profiles.scores import FloatArray, IntArray
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
 

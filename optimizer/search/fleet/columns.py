@@ -29,8 +29,8 @@ from optimizer.search.highs import Program
 from optimizer.search.master import Chain, options_of, replicas_of
 from optimizer.search.relaxation import BROKEN_LIMIT_PRICE
 from optimizer.search.space import Space
-from optimizer.search.step import FloatArray
 from optimizer.search.walks import Prices, WalkRelaxation
+from profiles.table import FloatArray
 
 ROUNDS, GAIN = 8, 1e-4
 """Most times that the master problem is solved and priced, and the least relative gain for which it is again."""

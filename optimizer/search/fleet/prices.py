@@ -13,9 +13,9 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.fleet import Fleet
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import SPACES
-from optimizer.search.step import FloatArray
 from optimizer.search.tables import tables_of
 from optimizer.search.walks import Prices, Walk, WalkRelaxation
+from profiles.table import FloatArray
 
 
 def used_by(stages: Sequence[Stage], fleet: Fleet) -> FloatArray:

@@ -23,7 +23,7 @@ from optimizer.search.decision import Planned
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.planner import solve
 from optimizer.search.space import Space
-from optimizer.search.step import FloatArray
+from profiles.table import FloatArray
 
 Join = Callable[[FloatArray, FloatArray], FloatArray]
 

@@ -26,12 +26,12 @@ from earlyexit.network.boundary import AfterAnswer
 from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, if_feasible
+from optimizer.search.label_search import undominated
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import SPACES, Space
-from optimizer.search.step import FloatArray, IntArray, undominated
 from optimizer.search.tables import ALL, NONE, SPLIT_ENDS, Tables
 from optimizer.search.walks import CUT, GO_ON, HOP, RAMP, Prices, WalkRelaxation, no_prices, stages_of
-from profiles.scores import BoolArray
+from profiles.scores import BoolArray, FloatArray, IntArray
 
 ITERATIONS = 60
 CLOSE = 1e-6
