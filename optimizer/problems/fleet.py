@@ -65,7 +65,7 @@ class Fleet:
 
     @property
     def count_C(self) -> FloatArray:
-        return np.array([float(self.problems[0].devices[name].count) for name in self.names])
+        return self.problems[0].count_C
 
     @property
     def is_cost(self) -> bool:
@@ -75,7 +75,7 @@ class Fleet:
     @property
     def usd_C(self) -> FloatArray:
         """USD per hour of an accelerator if the cost is minimized, else 0."""
-        return np.array([self.problems[0].devices[name].usd_per_hour * self.is_cost for name in self.names])
+        return self.problems[0].usd_C * self.is_cost
 
     def problem_on(self, model: int, counts: Sequence[int]) -> PlanProblem:
         """Returns the problem of a model that has these numbers of the accelerators for itself."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from cluster.inventory import MAX_COUNT as MAX_COUNT
@@ -17,7 +18,7 @@ from earlyexit.network.chain import check_networks
 from optimizer.generation.demand import Generation
 from profiles.lengths import Lengths
 from profiles.records import RecordedBatches
-from profiles.table import MOST_SECONDS, LatencyTable, Seconds, check_ramps
+from profiles.table import MOST_SECONDS, FloatArray, LatencyTable, Seconds, check_ramps
 
 # An SLO that every plan meets.
 ANY_LATENCY_S = 1e15
@@ -296,6 +297,16 @@ class PlanProblem:
         return None if isinstance(self.objective, MaximizeRate) else self.objective.rate_per_s
 
     @property
+    def count_C(self) -> FloatArray:
+        """The number of accelerators of each type, in the order of `device_names`."""
+        return np.array([self.devices[name].count for name in device_names(self)], dtype=np.float64)
+
+    @property
+    def usd_C(self) -> FloatArray:
+        """The price per hour of an accelerator of each type."""
+        return np.array([self.devices[name].usd_per_hour for name in device_names(self)], dtype=np.float64)
+
+    @property
     def in_time(self) -> float:
         """Share of inputs that must be in time if arrivals are random; 0 if the problem does not require it."""
         if isinstance(self.objective, MinimizeCost) and self.generation is None:
@@ -316,6 +327,10 @@ class PlanProblem:
     def bandwidth_of(self, device: str) -> float:
         """Returns the bytes per second that a replica can send while all accelerators of its node send."""
         return self.link.bandwidth_bytes_per_s / self.devices[device].per_node
+
+    def on(self, names: Iterable[str]) -> PlanProblem:
+        """Returns the problem with only these accelerator types."""
+        return replace(self, devices={name: self.devices[name] for name in names})
 
     def with_rate(self, rate_per_s: float) -> PlanProblem:
         """Returns the problem with another required rate. A problem that maximizes the rate is returned unchanged."""

@@ -9,7 +9,6 @@ splits near the best of these. `optimizer.cost.evaluate` scores every plan that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from optimizer.cost.evaluate import best_value, merit, objective_value
@@ -18,8 +17,8 @@ from optimizer.search.decision import FeasiblePlan, Found, joined, plan_at_rate
 from optimizer.search.exact import limits_of_plans, search_exactly, stage_planes
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
 from optimizer.search.moves import Graph, build_graph, near_stages
-from optimizer.search.relaxation import Relaxation, solve_relaxation
-from optimizer.search.space import Space, parts_of
+from optimizer.search.relaxation import Relaxation, relaxed_parts
+from optimizer.search.space import Space
 from optimizer.search.walks import Prices
 
 # Steps towards the bound, as shares of the distance: with a plan, and the first and the last one without any plan.
@@ -46,23 +45,18 @@ def search_at_scale(problem: PlanProblem, space: Space) -> Found:
     Without a plan, the bound says whether one may exist.
     """
     single = search_exactly(problem, replace(space, splits_per_stage=False, several_stages=False))
-    founds = [Found(plans=search.plans(), bound=search.relaxation.bound.value) for search in _searches(problem, space)]
+    founds = list[Found]()
+    for each in relaxed_parts(problem, space, TIGHTENINGS):
+        search = ScaleSearch(problem=each.planes.problem, space=each.planes.space, relaxation=each)
+        founds.append(Found(plans=search.plans(), bound=each.bound.value))
     bound = best_value(problem, (found.bound for found in founds))
     return joined(problem, [*founds, *([single] if single else [])], bound)
 
 
 def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
     """Returns a bound on the rate, or on the cost, of all plans of a space; None if no plan exists."""
-    bounds = [search.relaxation.bound.value for search in _searches(problem, space)]
+    bounds = [relaxation.bound.value for relaxation in relaxed_parts(problem, space, TIGHTENINGS)]
     return best_value(problem, bounds) if bounds else None
-
-
-def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
-    """Yields a search for each part of the space that may have plans."""
-    for part, own in parts_of(problem, space):
-        relaxation = solve_relaxation(part, own, iterations=TIGHTENINGS)
-        if relaxation is not None:
-            yield ScaleSearch(problem=part, space=own, relaxation=relaxation)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,14 +117,14 @@ class ScaleSearch:
 
     def _search_at(self, graph: Graph, prices: Prices, level: float, width: int, space: Space) -> FeasiblePlan | None:
         """Runs the beam search for a plan of a given rate or, if the cost is minimized, within a given cost."""
-        planes, required_per_s = self.relaxation.planes, self.problem.required_per_s
+        required_per_s = self.problem.required_per_s
         most_usd = self.problem.max_usd_per_hour
         rate, usd = (level, most_usd) if required_per_s is None else (required_per_s, min(level, most_usd))
-        limits = limits_of_plans(planes, prices, space, rate, usd)
+        limits = limits_of_plans(self.problem, space, prices, rate, usd)
         _, labels, ends_L = search_labels(graph.moves, limits, UNLIMITED, width, True)
         if len(ends_L) == 0:
             return None
-        plan = plan_at_rate(self.problem, graph.stages_of(trace(labels, int(ends_L[0]))), rate)
+        plan = plan_at_rate(self.problem, graph.stages_of(trace(labels, ends_L[0])), rate)
         if plan is not None:
             self._plans.append(plan)
         return plan

@@ -18,7 +18,7 @@ import numpy as np
 
 from optimizer.cost.evaluate import best_value, merit, objective_value, worst_value
 from optimizer.plans.plan import chains_of
-from optimizer.problems.problem import MaximizeRate, PlanProblem
+from optimizer.problems.problem import MaximizeRate, PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, gap_between, if_feasible
 from optimizer.search.exact import num_splits
 from optimizer.search.label_search import (
@@ -29,7 +29,7 @@ from optimizer.search.label_search import (
     TOTAL,
     ChainLimits,
     completion_bounds,
-    limits_of_prices,
+    limits_of,
     search_labels,
     trace,
 )
@@ -37,7 +37,6 @@ from optimizer.search.master import Chain, best_mixture, fastest_options, withou
 from optimizer.search.moves import Graph, Path, build_graph
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space
-from optimizer.search.walks import Prices
 
 PRICE_MARGINS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Margins of a chain's price above the least price, widened while the label search completes."""
@@ -70,7 +69,7 @@ ROUNDED = 1e-6
 """Relative difference that rounding may cause between equal values."""
 
 
-def price_chains(graph: Graph, limits: ChainLimits, most: int = MAX_LABELS) -> tuple[bool, list[Chain]]:
+def _priced_chains(graph: Graph, limits: ChainLimits, most: int) -> tuple[bool, list[Chain]]:
     """Returns whether all chains of a graph that mixtures may use were found with `most` labels, and the chains."""
     outcome, chains = _search(graph, limits, most, most)
     if outcome == COMPLETE:
@@ -134,37 +133,49 @@ def most_promising(candidates: Sequence[Chain], most: int) -> list[Chain]:
 
 def search_chains(problem: PlanProblem, space: Space) -> Found:
     """Returns the best plan that was found, and a proven bound."""
+    problem = replace(problem, most_chains=min(problem.most_chains, space.most_chains))
     relaxation = solve_relaxation(problem, space)
     if relaxation is None or space.is_over():
         return Found(plans=(), bound=best_value(problem, [] if relaxation is None else [relaxation.bound.value]))
-    problem = replace(problem, most_chains=min(problem.most_chains, space.most_chains))
-    return ChainSearch(problem=problem, space=space, relaxation=relaxation).found()
+    return ChainSearch(relaxation=relaxation, space=space).found()
 
 
 def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Chain]:
     """Returns up to `most` chains that good mixtures of a problem may use."""
     relaxation = solve_relaxation(problem, space)
-    if relaxation is None:
-        return []
-    return most_promising(ChainSearch(problem=problem, space=space, relaxation=relaxation).candidates()[1], most)
+    return (
+        []
+        if relaxation is None
+        else most_promising(ChainSearch(relaxation=relaxation, space=space).candidates()[1], most)
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class ChainSearch:
     """The search for the best plan of one problem."""
 
-    problem: PlanProblem
-    space: Space
     relaxation: Relaxation
+    space: Space
+    _problem: PlanProblem = field(init=False)
+    """The problem with only the accelerator types that the budget can pay."""
     _graph: Graph = field(init=False)
+    _is_whole: bool = field(init=False)
+    """Whether every chain is a path of the graph that the label search can find."""
     _until: Space = field(init=False)
     """The space with the time until which chains are sought. They are mixed then."""
     _plans: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
 
+    def __post_init__(self) -> None:
+        self._problem, self._until = self.relaxation.planes.problem, self.space.with_share(GATHERING)
+        is_large = num_splits(self._problem, self.space) > MAX_SPLITS
+        width = RANKS_NEAR if is_large else None
+        self._graph = build_graph(self._problem, self.space, around=self.relaxation.ramps, width=width)
+        self._is_whole = not is_large and (self._problem.num_blocks <= MAX_STAGES or not self.space.several_stages)
+
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
-        problem, bound = self.problem, self.relaxation.bound.value
+        problem, bound = self._problem, self.relaxation.bound.value
         is_complete, candidates = self.candidates()
         mixed_bound = self._mix(candidates)
         self._until = self.space
@@ -189,15 +200,13 @@ class ChainSearch:
 
     @property
     def _best(self) -> FeasiblePlan | None:
-        return max(self._plans, key=lambda plan: merit(self.problem, plan.figures), default=None)
+        return max(self._plans, key=lambda plan: merit(self._problem, plan.figures), default=None)
 
     def candidates(self) -> tuple[bool, list[Chain]]:
         """Returns whether all chains that mixtures may use were found, and the chains."""
-        self._until = self.space.with_share(GATHERING)
-        self._graph, is_whole = self._splits()
-        limits = self._limits(self.relaxation.bound.prices, self._names, math.inf)
-        finished, candidates = price_chains(self._graph, limits)
-        if is_whole and finished and len(candidates) <= MAX_CHAINS:
+        limits = self._limits(self.relaxation, math.inf)
+        finished, candidates = _priced_chains(self._graph, limits, MAX_LABELS)
+        if self._is_whole and finished and len(candidates) <= MAX_CHAINS:
             return True, candidates
         candidates += self._chains_on_some_types() if self.space.several_stages else []
         candidates += self._chains_at_rates(self._graph, limits)
@@ -208,32 +217,29 @@ class ChainSearch:
 
         On several types, slow chains are useful as well, because they leave devices to other chains.
         """
-        priced: list[Chain] = []
-        faster = replace(self.problem, objective=MaximizeRate())
-        sizes = (1, 2) if len(self._names) <= MAX_TYPES_IN_PAIRS else (1,)
-        sets = [part for size in sizes if size < len(self._names) for part in combinations(self._names, size)]
-        for names in sets:
+        chains, names, device_M = list[Chain](), self._graph.device_names, self._graph.moves.device_M
+        faster = replace(self._problem, objective=MaximizeRate())
+        sizes = (1, 2) if len(names) <= MAX_TYPES_IN_PAIRS else (1,)
+        for some in (some for size in sizes if size < len(names) for some in combinations(names, size)):
             if self._until.is_over():
                 break
-            alone = solve_relaxation(faster, self.space, names)
+            alone = solve_relaxation(faster.on(some), self.space)
             if alone is None:
                 continue
-            devices = [self._graph.device_names.index(name) for name in names]
-            part = self._graph.only(np.isin(self._graph.moves.device_M, devices))
-            limits = self._limits(alone.bound.prices, names, alone.bound.value)
-            priced += price_chains(part, limits, MAX_LABELS_OF_PART)[1]
-            priced += self._chains_at_rates(part, limits)
-        return priced
+            part = self._graph.only(np.isin(device_M, [names.index(name) for name in some]))
+            limits = self._limits(alone, alone.bound.value)
+            chains += _priced_chains(part, limits, MAX_LABELS_OF_PART)[1]
+            chains += self._chains_at_rates(part, limits)
+        return chains
 
     def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[Chain]:
         """Returns chains with integer replicas, at the required rate or near the highest possible rate above `low`."""
-        limits, required_per_s = limits._replace(is_whole=True), self.problem.required_per_s
+        limits, required_per_s = limits._replace(is_whole=True), self._problem.required_per_s
         most, per_group = 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE
         if required_per_s is not None:
-            limits = limits._replace(price_C=self.relaxation.planes.usd_C, price_latency=0.0)
+            limits = limits._replace(price_C=limits.usd_C, price_latency=0.0)
             return _search(graph, limits, most, per_group)[1]
-        priced: list[Chain] = []
-        high, step = limits.rate, FIRST_STEP
+        found, high, step = list[Chain](), limits.rate, FIRST_STEP
         for _ in range(MAX_SEARCHES):
             if high <= low * (1 + RATE_RESOLUTION) or self._until.is_over():
                 break
@@ -241,60 +247,47 @@ class ChainSearch:
             max_price = float(limits.price_C @ limits.count_C) / middle + limits.price_latency * limits.limit_s
             limits = limits._replace(rate=middle, max_price=max_price * (1 + 1e-9))
             outcome, chains = _search(graph, limits, most, per_group)
-            priced += chains
+            found += chains
             if chains or outcome == ABORTED:  # a search at a higher rate has fewer labels
                 low = middle
             else:
                 high, step = middle, 2 * step
-        return priced
+        return found
 
     def _replacements(self, best: FeasiblePlan) -> list[Chain]:
         """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
-        priced: list[Chain] = []
-        bound, figures = self.relaxation.bound, best.figures
-        chains = chains_of(best.stages, self.problem.num_blocks)
+        found, figures = list[Chain](), best.figures
+        chains = chains_of(best.stages, self._problem.num_blocks)
+        is_rate = self._problem.required_per_s is None
+        spare_per_s = self.relaxation.bound.value - figures.rate_per_s if is_rate else 0.0
         for chain, share in zip(chains, figures.shares, strict=True):
-            left_C = self.relaxation.planes.count_C
+            left_C = self._problem.count_C
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
             rate = share * figures.served_per_s
-            spare_per_s = 0.0 if self.problem.required_per_s is not None else bound.value - figures.rate_per_s
-            limits = self._limits(bound.prices, self._names, rate + spare_per_s)._replace(count_C=left_C)
-            priced += self._chains_at_rates(self._graph, limits, rate)
-        return priced
+            limits = self._limits(self.relaxation, rate + spare_per_s)._replace(count_C=left_C)
+            found += self._chains_at_rates(self._graph, limits, rate)
+        return found
 
-    def _splits(self) -> tuple[Graph, bool]:
-        """Returns the graph of splits, and whether it is complete."""
-        problem, space = self.problem, self.space
-        is_large = num_splits(problem, space) > MAX_SPLITS
-        payable = replace(problem, devices={name: problem.devices[name] for name in self._names})
-        is_complete = problem.num_blocks <= MAX_STAGES or not space.several_stages
-        graph = build_graph(payable, space, around=self.relaxation.ramps, width=RANKS_NEAR if is_large else None)
-        return graph, is_complete and not is_large
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return self.relaxation.planes.names
-
-    def _limits(self, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
-        """Returns the prices and limits of chains on these accelerator types, with a rate of at most `rate`."""
-        by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
-        price_C = np.array([float(by_name.get(name, 0.0)) for name in self._graph.device_names])
-        rate = min(rate, self.problem.required_per_s or self.relaxation.bound.value)
-        limits = limits_of_prices(price_C, prices.latency, rate, self.space)
-        return limits._replace(limit_s=float(self.problem.slo.limit_s), count_C=self.relaxation.planes.count_C)
+    def _limits(self, relaxation: Relaxation, rate: float) -> ChainLimits:
+        """Returns the limits of chains at the prices of a relaxation, with a rate of at most `rate`."""
+        prices, names = relaxation.bound.prices, device_names(relaxation.planes.problem)
+        by_name = dict(zip(names, (prices.work_C + prices.hop_C).tolist(), strict=True))
+        price_C = np.array([by_name.get(name, 0.0) for name in self._graph.device_names])
+        rate = min(rate, self._problem.required_per_s or self.relaxation.bound.value)
+        return limits_of(self._problem, self.space, price_C, prices.latency, rate)
 
     def _mix(self, candidates: Sequence[Chain]) -> float | None:
         """Adds the best mixtures of candidates to the plans. Returns a bound on all mixtures; None: unknown."""
-        if len(candidates) > self.problem.most_chains * MAX_CHAINS:
+        if len(candidates) > self._problem.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
-        problem = without_idle_devices(self._graph.problem, candidates)
+        problem = without_idle_devices(self._problem, candidates)
         options, bound = fastest_options(candidates, problem), None
         for most_chains in sorted({1, problem.most_chains}):  # exit records may prefer a plan of a single chain
             if self.space.is_over():
                 return None
             mixture = best_mixture(candidates, options, replace(problem, most_chains=most_chains))
-            plan = if_feasible(self.problem, mixture.stages) if mixture.chains else None
+            plan = if_feasible(self._problem, mixture.stages) if mixture.chains else None
             self._plans += [] if plan is None else [plan]
             bound = mixture.bound
         return bound

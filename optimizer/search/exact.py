@@ -24,7 +24,7 @@ from optimizer.search.label_search import (
     UNLIMITED,
     ChainLimits,
     completion_bounds,
-    limits_of_prices,
+    limits_of,
     search_labels,
     trace,
 )
@@ -54,16 +54,16 @@ LEAST_SHARE = 1e-6
 
 def stage_planes(graph: Graph, space: Space, *, iterations: int = ITERATIONS) -> CuttingPlanes:
     """Returns the cutting-plane method for the plans of a graph with fractions of replicas."""
+    problem = graph.problem
 
     def cheapest(prices: Prices, fill_rate: float) -> tuple[float, Walk]:
-        limits = limits_of_prices(prices.work_C + prices.hop_C, prices.latency, fill_rate, space)
+        limits = limits_of(problem, space, prices.work_C + prices.hop_C, prices.latency, fill_rate)
         _, least_PS, first_PS = completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency)
         if math.isinf(least_PS[0, CLOSED]):
             return math.inf, NO_WALK
         return float(least_PS[0, CLOSED]), _cheapest_walk(graph.moves, first_PS)
 
-    problem, names = graph.problem, graph.device_names
-    return CuttingPlanes(problem=problem, names=names, space=space, oracle=cheapest, iterations=iterations)
+    return CuttingPlanes(problem=problem, space=space, oracle=cheapest, iterations=iterations)
 
 
 def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:
@@ -83,16 +83,16 @@ def _cheapest_walk(moves: MoveArrays, first_PS: IntArray) -> Walk:
 
 
 def limits_of_plans(
-    planes: CuttingPlanes, prices: Prices, space: Space, rate_per_s: float, usd_per_hour: float, *,
+    problem: PlanProblem, space: Space, prices: Prices, rate_per_s: float, usd_per_hour: float, *,
     wait_share: float = 1.0, limit_s: float | None = None,
 ) -> ChainLimits:  # fmt: skip
-    """Returns the limits of plans that serve a rate within a cost, priced by the duals of the planes.
+    """Returns the limits of plans that serve a rate within a cost, at dual prices.
 
     `wait_share` is that of `ChainLimits`. `limit_s` defaults to the problem's limit.
     """
-    problem, usd_C = planes.problem, planes.usd_C
+    usd_C = problem.usd_C
     affordable_C = [usd_per_hour * (1 + TOLERANCE) // usd if usd else math.inf for usd in usd_C]
-    count_C = np.minimum(planes.count_C, affordable_C)
+    count_C = np.minimum(problem.count_C, affordable_C)
     limit_s = problem.slo.limit_s if limit_s is None else limit_s
     used_C, latency, budget = prices.work_C + prices.hop_C, prices.latency, usd_per_hour
     if problem.required_per_s is not None:
@@ -101,14 +101,13 @@ def limits_of_plans(
     else:
         latency, budget = latency * rate_per_s, prices.usd * usd_per_hour
         idle_C = np.maximum(used_C - prices.usd * usd_C, 0.0)
-    return limits_of_prices(used_C * rate_per_s, latency, rate_per_s, space)._replace(
+    return limits_of(problem, space, used_C * rate_per_s, latency, rate_per_s)._replace(
         max_price=float(budget + idle_C @ count_C + latency * limit_s) * (1 + TOLERANCE),
         limit_s=float(limit_s),
         wait_share=float(wait_share),
         is_whole=True,
         count_C=count_C,
         idle_C=idle_C,
-        usd_C=usd_C,
         budget=float(usd_per_hour),
     )
 
@@ -237,15 +236,15 @@ class ExactSearch:
         self, required: float, wait_share: float, usd: float, limit_s: float | None = None
     ) -> list[tuple[Stage, ...]] | None:
         """Returns the undominated plans of a rate within a cost, or None after too many labels."""
-        planes, prices = self._planes, self._prices
-        limits = limits_of_plans(planes, prices, self.space, required, usd, wait_share=wait_share, limit_s=limit_s)
+        problem, prices = self.graph.problem, self._prices
+        limits = limits_of_plans(problem, self.space, prices, required, usd, wait_share=wait_share, limit_s=limit_s)
         most = min(self._labels_allowed, self.labels_left)
         outcome, labels, ends_L = search_labels(self.graph.moves, limits, most, UNLIMITED, False)
         self._num_labels = len(labels.int_LI)
         self.labels_left -= self._num_labels
         if outcome == ABORTED:
             return None
-        return [self.graph.stages_of(trace(labels, int(label))) for label in ends_L]
+        return [self.graph.stages_of(trace(labels, label)) for label in ends_L]
 
     def _feasible_plans(self, chains: list[tuple[Stage, ...]], rate_per_s: float) -> list[FeasiblePlan]:
         """Returns the chains that keep every promise, the best last."""

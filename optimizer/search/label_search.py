@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from optimizer.problems.problem import PlanProblem
 from optimizer.search.compiled import Labels, compiled, dominates, with_doubled_capacity
 from optimizer.search.moves import MoveArrays, Path
 from optimizer.search.space import Space
@@ -58,8 +59,8 @@ class ChainLimits(NamedTuple):
     idle_C: FloatArray
     """Price of a replica that is left over because the type's other replicas are in use."""
     usd_C: FloatArray
+    limit_s: float
     max_price: float = math.inf
-    limit_s: float = math.inf
     wait_share: float = 1.0
     """How long batches wait, relative to `rate`. Below 1, the search finds the plans of a relaxed problem."""
     is_whole: bool = False
@@ -67,18 +68,20 @@ class ChainLimits(NamedTuple):
     budget: float = math.inf
 
 
-def limits_of_prices(price_C: FloatArray, price_latency: float, rate: float, space: Space) -> ChainLimits:
-    """Returns limits that allow the chains of a space any price, any latency, and fractions of replicas."""
-    nothing_C = np.zeros(len(price_C))
+def limits_of(
+    problem: PlanProblem, space: Space, price_C: FloatArray, price_latency: float, rate: float
+) -> ChainLimits:
+    """Returns limits that allow the chains of a problem any price, and fractions of replicas."""
     return ChainLimits(
         price_C=price_C,
         price_latency=float(price_latency),
         rate=float(rate),
         may_split=space.splits_per_stage,
         may_hop=space.several_stages,
-        count_C=nothing_C,
-        idle_C=nothing_C,
-        usd_C=nothing_C,
+        count_C=problem.count_C,
+        idle_C=np.zeros(len(price_C)),
+        usd_C=problem.usd_C,
+        limit_s=float(problem.slo.limit_s),
     )
 
 

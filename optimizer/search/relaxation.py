@@ -8,6 +8,7 @@ rates and costs, each step is halved towards the best prices so far; for times, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,10 +17,9 @@ from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.highs import Program
 from optimizer.search.master import MAX_USES
-from optimizer.search.space import Space, payable_names
+from optimizer.search.space import Space, parts_of, payable_names
 from optimizer.search.tables import tables_of
 from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_prices
-from profiles.table import FloatArray
 
 ITERATIONS = 80
 # Relative gap between the linear program and the bound at which the method stops.
@@ -45,23 +45,27 @@ class Relaxation:
     """The solved relaxation of a problem that may have plans."""
 
     planes: CuttingPlanes
+    """The method, for the problem with only the accelerator types that the budget can pay."""
     bound: DualBound
     ramps: tuple[int, ...]
     """The active ramps of the cheapest walk."""
 
 
-def solve_relaxation(
-    problem: PlanProblem, space: Space, names: tuple[str, ...] | None = None, iterations: int = ITERATIONS
-) -> Relaxation | None:
-    """Returns the bound on the rate or cost of plans of some accelerator types, or None if it excludes all plans.
+def relaxed_parts(problem: PlanProblem, space: Space, iterations: int = ITERATIONS) -> Iterator[Relaxation]:
+    """Yields the relaxation of each part of a space that may have plans."""
+    for part, own in parts_of(problem, space):
+        if (relaxation := solve_relaxation(part, own, iterations)) is not None:
+            yield relaxation
 
-    `names`: the types; None: all that the budget can pay.
-    """
-    names = payable_names(problem) if names is None else names
+
+def solve_relaxation(problem: PlanProblem, space: Space, iterations: int = ITERATIONS) -> Relaxation | None:
+    """Returns the bound on the rate or cost of all plans, or None if it excludes all plans."""
+    names = payable_names(problem)
     if not names:
         return None
-    walks = WalkRelaxation.of(tables_of(problem, space, names=names))
-    planes = CuttingPlanes(problem=problem, space=space, names=names, oracle=walks.cheapest, iterations=iterations)
+    problem = problem.on(names)
+    walks = WalkRelaxation.of(tables_of(problem, space))
+    planes = CuttingPlanes(problem=problem, space=space, oracle=walks.cheapest, iterations=iterations)
     if planes.is_too_slow():
         return None
     rate = problem.required_per_s
@@ -84,7 +88,6 @@ class CuttingPlanes:
     problem: PlanProblem
     space: Space
     """When its time is over, a bound within CLOSE_ENOUGH of the linear program's value suffices."""
-    names: tuple[str, ...]
     oracle: Oracle
     goal: Prices | None = None
     """Prices of the mean answer time alone, or of the worst-case latency alone, if one of them is minimized."""
@@ -92,22 +95,15 @@ class CuttingPlanes:
     close: float = CLOSE
     walks: list[Walk] = field(default_factory=list)
 
-    @property
-    def count_C(self) -> FloatArray:
-        return np.array([self.problem.devices[name].count for name in self.names], dtype=float)
-
-    @property
-    def usd_C(self) -> FloatArray:
-        return np.array([self.problem.devices[name].usd_per_hour for name in self.names], dtype=float)
-
     def is_too_slow(self, fill_rate: float = math.inf) -> bool:
         """Returns whether all plans exceed the latency limit, even if batches fill at this rate."""
-        least_s = self.oracle(no_prices(len(self.names))._replace(latency=1.0), fill_rate)[0]
-        return least_s > self.problem.slo.limit_s * (1 + TOLERANCE)
+        prices = no_prices(len(self.problem.count_C))._replace(latency=1.0)
+        return self.oracle(prices, fill_rate)[0] > self.problem.slo.limit_s * (1 + TOLERANCE)
 
     def highest_rate(self, *, enough: float = math.inf, least: float = 0.0) -> DualBound:
         """Returns an upper bound on the rate. Stops if a mixture of walks reaches `enough`, or none reaches `least`."""
-        prices = no_prices(len(self.names))._replace(work_C=1 / (self.count_C * len(self.names)))
+        count_C = self.problem.count_C
+        prices = no_prices(len(count_C))._replace(work_C=1 / (count_C * len(count_C)))
         bound = self._maximized(prices, math.inf, None, enough, least)
         if least < bound.value < enough and math.isfinite(bound.value):  # no plan is faster, so batches fill no faster
             bound = self._maximized(bound.prices, bound.value * (1 + 1e-9), None, enough, least)
@@ -124,11 +120,11 @@ class CuttingPlanes:
         If the cost is minimized, `highest_rate` must not exclude the required rate. A plan uses whole devices, so no
         bound is between two costs of whole devices, unless there are too many of these costs.
         """
-        rate_per_s = self.problem.required_per_s
+        rate_per_s, count_C, usd_C = self.problem.required_per_s, self.problem.count_C, self.problem.usd_C
         bound = self._maximized(start.prices, rate_per_s or start.value * (1 + 1e-9), rate_per_s)
-        if rate_per_s is None or np.prod(self.count_C + 1) > MAX_USES:
+        if rate_per_s is None or np.prod(count_C + 1) > MAX_USES:
             return bound
-        usd_U = self.usd_C @ np.indices([int(count) + 1 for count in self.count_C]).reshape(len(self.names), -1)
+        usd_U = usd_C @ np.indices([int(count) + 1 for count in count_C]).reshape(len(usd_C), -1)
         is_possible_U = usd_U >= bound.value - TOLERANCE * usd_U.max()
         return replace(bound, value=float(usd_U.min(where=is_possible_U, initial=math.inf)))
 
@@ -175,8 +171,8 @@ class CuttingPlanes:
     def price_of_devices(self, prices: Prices, rate_per_s: float | None) -> float:
         """Returns the price of all devices and of the budget together."""
         usd = 1.0 if rate_per_s is not None and self.goal is None else prices.usd
-        scarcity_C = np.maximum((prices.work_C + prices.hop_C) / (rate_per_s or 1.0) - usd * self.usd_C, 0)
-        return float(scarcity_C @ self.count_C) + prices.usd * (self.problem.budget_usd_per_hour or 0.0)
+        scarcity_C = np.maximum((prices.work_C + prices.hop_C) / (rate_per_s or 1.0) - usd * self.problem.usd_C, 0)
+        return float(scarcity_C @ self.problem.count_C) + prices.usd * (self.problem.budget_usd_per_hour or 0.0)
 
     def _solve_program(self, fill_rate: float, rate_per_s: float | None) -> tuple[float, bool, Prices]:
         """Returns the value of the best mixture of walks, whether it keeps the limits, and its dual prices.
@@ -185,30 +181,31 @@ class CuttingPlanes:
         and the share of the load of each walk (W). If a rate is required, the seconds are given. All rows are scaled to
         values of about 1. Raises TimeoutError if the numbers are too far apart for the program.
         """
-        walks, each_CC, goal = self.walks, np.eye(len(self.names)), self.goal or no_prices(len(self.names))
-        work_WC, hop_WC, latency_W, fill_W, mean_W, mean_fill_W, ramps_W = map(np.array, zip(*walks, strict=True))
+        problem, count_C, budget_usd = self.problem, self.problem.count_C, self.problem.budget_usd_per_hour
+        goal, limit_s, each_CC = self.goal or no_prices(len(count_C)), problem.slo.limit_s, np.eye(len(count_C))
+        work_WC, hop_WC, latency_W, fill_W, mean_W, mean_fill_W, ramps_W = map(np.array, zip(*self.walks, strict=True))
         latency_W, mean_W = latency_W + fill_W / fill_rate, mean_W + mean_fill_W / fill_rate
         time_W = goal.latency * latency_W + goal.mean * mean_W
-        usd_C, is_cost = self.usd_C * self.count_C, rate_per_s is not None and self.goal is None
-        budget, limit_s = max(self.problem.budget_usd_per_hour or float(usd_C.max()), 1e-9), self.problem.slo.limit_s
-        unit = float((work_WC / self.count_C).max()) if rate_per_s is None else 1 / rate_per_s
-        device_s_C, ramps_s, value_unit = self.count_C * unit, max(float(latency_W[0]), 1e-300), unit
+        usd_C, is_cost = problem.usd_C * count_C, rate_per_s is not None and self.goal is None
+        budget = max(budget_usd or float(usd_C.max()), 1e-9)
+        unit = float((work_WC / count_C).max()) if rate_per_s is None else 1 / rate_per_s
+        device_s_C, ramps_s, value_unit = count_C * unit, max(float(latency_W[0]), 1e-300), unit
         if rate_per_s is not None:
             value_unit = max(float(usd_C.max()), 1e-9) if is_cost else max(float(time_W[0]), 1e-300)
         program = Program()
         seconds = program.variables(1, cost=float(rate_per_s is None))
         excess = program.variables(1, cost=BROKEN_LIMIT_PRICE)
         device_C = program.variables(len(usd_C), cost=usd_C / value_unit if is_cost else 0.0)
-        walk_W = program.variables(len(walks), cost=time_W / value_unit)
+        walk_W = program.variables(len(time_W), cost=time_W / value_unit)
         work_R = program.rows((-each_CC, device_C), ((work_WC / device_s_C).T, walk_W), upper=0.0)
         hop_R = program.rows((-each_CC, device_C), ((hop_WC / device_s_C).T, walk_W), upper=0.0)
         latency_R = program.rows((MINUS_ONE, excess), (latency_W / limit_s, walk_W), upper=1.0)
-        most = math.inf if self.problem.ramp_budget is None else 0.0
+        most = math.inf if problem.ramp_budget is None else 0.0
         ramps_R = program.rows((MINUS_ONE, excess), (ramps_W / ramps_s, walk_W), upper=most)
-        program.rows((np.ones(len(walks)), walk_W), lower=1.0, upper=1.0)
+        program.rows((np.ones(len(time_W)), walk_W), lower=1.0, upper=1.0)
         available, whole = (seconds, 0.0) if rate_per_s is None else (excess, 1.0)
         program.rows((-np.ones((len(usd_C), 1)), available), (each_CC, device_C), upper=whole)
-        most = math.inf if self.problem.budget_usd_per_hour is None or is_cost else whole
+        most = math.inf if budget_usd is None or is_cost else whole
         money_R = program.rows((MINUS_ONE, available), (usd_C / budget, device_C), upper=most)
         solved = program.minimum()
         assert solved is not None, "any load may exceed the limits"

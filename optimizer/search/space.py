@@ -111,7 +111,7 @@ def parts_of(problem: PlanProblem, space: Space) -> Iterator[tuple[PlanProblem, 
     names = payable_names(problem)
     groups = [names] if space.several_stages else [(name,) for name in names]
     for group in (group for group in groups if group):
-        part = replace(problem, devices={name: problem.devices[name] for name in group})
+        part = problem.on(group)
         sizes = {batch for name in group for batch in problem.latency[name].batches}
         # The largest batch first: its plan is often the fastest, so that bounds exclude the other sizes.
         for batch in sorted(sizes, reverse=True) if space.one_batch else [None]:

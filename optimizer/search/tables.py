@@ -98,11 +98,9 @@ class Tables(NamedTuple):
     may_hop: bool
 
 
-def tables_of(
-    problem: PlanProblem, space: Space, after_answer: AfterAnswer = "stop", names: Sequence[str] | None = None
-) -> Tables:
-    """Returns the problem as arrays, for all devices or the named ones, with the runs of a space."""
-    names, num_blocks, ends = names or device_names(problem), problem.num_blocks, problem.networks
+def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer = "stop") -> Tables:
+    """Returns the problem as arrays, with the runs of a space."""
+    names, num_blocks, ends = device_names(problem), problem.num_blocks, problem.networks
     latency, stops = [problem.latency[name] for name in names], after_answer == "stop"
     most_batch = math.inf if problem.generation is None else problem.generation.batch_limit
     sizes = [[size for size in table.batches if space.batch in (None, size)] for table in latency]
@@ -148,8 +146,8 @@ def tables_of(
         end_N=np.repeat(ends or (num_blocks,), np.diff(ends or (num_blocks,), prepend=0)),
         crosses_N=np.isin(np.arange(1, num_blocks + 1), ends[:-1]),
         rate_per_s=float(problem.required_per_s or math.inf),
-        count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
-        usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
+        count_C=problem.count_C.astype(np.int64),
+        usd_C=problem.usd_C,
         ramp_budget=float(problem.ramp_budget or 0.0),
         rule=RULES[space.ramps],
         may_split=space.splits_per_stage,

@@ -70,7 +70,7 @@ def priced(fleet: Fleet) -> FleetPrices:
     """
     problems, rate_M = fleet.problems, fleet.rate_M
     limit_M = np.array([problem.slo.limit_s for problem in problems])
-    walks_M = [WalkRelaxation.of(tables_of(problem, SPACES["best"], names=fleet.names)) for problem in problems]
+    walks_M = [WalkRelaxation.of(tables_of(problem, SPACES["best"])) for problem in problems]
 
     def cheapest_M(prices: Prices) -> tuple[FloatArray, FloatArray, list[Walk]]:
         latency_M: FloatArray = prices.latency * limit_M[0] / (limit_M * rate_M * len(rate_M))
@@ -85,7 +85,7 @@ def priced(fleet: Fleet) -> FleetPrices:
         return float(rate_M @ least_M), Walk(work_C, hop_C, latency_s, 0.0)
 
     unit = problems[0].with_rate(1.0)  # the inputs of all models at a share of 1 are the input of one problem
-    planes = CuttingPlanes(problem=unit, space=SPACES["best"], names=fleet.names, oracle=oracle)
+    planes = CuttingPlanes(problem=unit, space=SPACES["best"], oracle=oracle)
     bounded = planes.highest_rate()
     least_M, waiting_M, _ = cheapest_M(bounded.prices)
     price_C = bounded.prices.work_C + bounded.prices.hop_C

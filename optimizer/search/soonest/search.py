@@ -78,7 +78,6 @@ def planes_of(
     return CuttingPlanes(
         problem=problem,
         space=space,
-        names=device_names(problem),
         oracle=WalkRelaxation.of(tables, kinds=1, blocks=len(tables.rank_N)).cheapest,
         goal=goal._replace(latency=1.0) if worst_case else goal._replace(mean=1.0),
         iterations=ITERATIONS,
