@@ -33,7 +33,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Chain, best_mixture, fastest_options, without_idle_devices
+from optimizer.search.master import Chain, best_mixtures
 from optimizer.search.moves import Graph, Path, build_graph
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space
@@ -278,16 +278,15 @@ class ChainSearch:
         return limits_of(self._problem, self.space, price_C, prices.latency, rate)
 
     def _mix(self, candidates: Sequence[Chain]) -> float | None:
-        """Adds the best mixtures of candidates to the plans. Returns a bound on all mixtures; None: unknown."""
+        """Adds the best mixtures of candidates to the plans. Returns a bound on all mixtures; None: unknown.
+
+        Exit records may prefer a plan of a single chain.
+        """
+        if self.space.is_over():
+            return None
         if len(candidates) > self._problem.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
-        problem = without_idle_devices(self._problem, candidates)
-        options, bound = fastest_options(candidates, problem), None
-        for most_chains in sorted({1, problem.most_chains}):  # exit records may prefer a plan of a single chain
-            if self.space.is_over():
-                return None
-            mixture = best_mixture(candidates, options, replace(problem, most_chains=most_chains))
-            plan = if_feasible(self._problem, mixture.stages) if mixture.chains else None
-            self._plans += [] if plan is None else [plan]
-            bound = mixture.bound
-        return bound
+        mixtures = best_mixtures(candidates, self._problem)
+        plans = [if_feasible(self._problem, each.stages) for each in mixtures if each.chains]
+        self._plans += [plan for plan in plans if plan is not None]
+        return mixtures[-1].bound

@@ -49,12 +49,11 @@ class Chain:
     """Price at the dual prices with which the chain was found."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """A solution of the master problem. It has no chains if there is none, or if none was found."""
+class Mixture(NamedTuple):
+    """A solution of the master problem."""
 
-    chains: tuple[Chain, ...]
-    replicas: tuple[tuple[int, ...], ...]
+    chains: tuple[tuple[Chain, tuple[int, ...]], ...]
+    """Chains with the replicas of their stages. (): there is no mixture, or none was found."""
     bound: float | None
     """Bound on the objective of all mixtures of these chains: a rate, or USD per hour. If there is no mixture, it is 0
     or infinity. None: unknown, because devices were counted in units."""
@@ -62,8 +61,7 @@ class Mixture:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of all chains, with their replicas."""
-        pairs = zip(self.chains, self.replicas, strict=True)
-        return tuple(stage for chain, counts in pairs for stage in with_replicas(chain.stages, counts))
+        return tuple(stage for chain, counts in self.chains for stage in with_replicas(chain.stages, counts))
 
 
 class Options(NamedTuple):
@@ -79,32 +77,37 @@ class Options(NamedTuple):
     """Index of the chain."""
 
 
-def best_mixture(chains: Sequence[Chain], options: Options, problem: PlanProblem) -> Mixture:
-    """Returns the mixture of the highest rate, or of the least cost at the required rate."""
-    (_, unit_C, size_C), required = _units(problem), problem.required_per_s
+def best_mixtures(chains: Sequence[Chain], problem: PlanProblem) -> list[Mixture]:
+    """Returns the best mixture of a single chain, then the best one of up to `most_chains` chains.
+
+    It has the highest rate, or the least cost at the required rate.
+    """
+    problem, required = _without_idle_devices(problem, chains), problem.required_per_s
+    unit_C, size_C = _units(problem)
+    options = _fastest_options(chains, problem, unit_C, size_C)
     use_UC = np.indices(size_C).reshape(len(size_C), -1).T.copy()
-    rate_U, chosen_KU = np.zeros(len(use_UC)), list[IntArray]()
+    usd_U = use_UC @ (problem.usd_C * unit_C)
+    enough = TOLERANCE if required is None else required * (1 - TOLERANCE)
+    rate_U, chosen_KU, mixtures = np.zeros(len(use_UC)), list[IntArray](), list[Mixture]()
     for before in range(problem.most_chains):
         rate_U, chosen_U = _with_another_chain(before, rate_U, use_UC, options)
         chosen_KU.append(chosen_U)
-    usd_C = np.array([problem.devices[name].usd_per_hour for name in device_names(problem)])
-    usd_U = use_UC @ (usd_C * unit_C)
-    enough = TOLERANCE if required is None else required * (1 - TOLERANCE)
-    is_possible_U = (rate_U >= enough) & (usd_U <= problem.max_usd_per_hour * (1 + TOLERANCE))
-    excess_U = np.where(is_possible_U, -rate_U, 0.0) if required is None else np.where(is_possible_U, usd_U, np.inf)
-    order_U = np.argsort(excess_U, kind="stable")[:MOST_TRIED]
-    bound = abs(float(excess_U[order_U[0]])) if (unit_C == 1).all() else None
-    for best in order_U[is_possible_U[order_U]]:
-        parts = _parts(int(best), chosen_KU, options)
-        if required is None or options.least_O[parts].sum() <= required:
-            used = [chains[index] for index in options.chain_O[parts]]
-            counts = [replicas_of(options.rate_O[part], chain) for part, chain in zip(parts, used, strict=True)]
-            replicas = tuple(tuple(each.astype(int).tolist()) for each in counts)
-            return Mixture(chains=tuple(used), replicas=replicas, bound=bound)
-    return Mixture(chains=(), replicas=(), bound=bound)
+        if 0 < before < problem.most_chains - 1:
+            continue
+        is_possible_U = (rate_U >= enough) & (usd_U <= problem.max_usd_per_hour * (1 + TOLERANCE))
+        worst, value_U = (0.0, -rate_U) if required is None else (math.inf, usd_U)
+        excess_U = np.where(is_possible_U, value_U, worst)
+        order_U = np.argsort(excess_U, kind="stable")[:MOST_TRIED]
+        bound = abs(float(excess_U[order_U[0]])) if (unit_C == 1).all() else None
+        every = (_parts(int(use), chosen_KU, options) for use in order_U[is_possible_U[order_U]])
+        in_time = (parts for parts in every if required is None or options.least_O[parts].sum() <= required)
+        used = [(chains[options.chain_O[part]], options.rate_O[part]) for part in next(in_time, [])]
+        counts = [(chain, tuple(replicas_of(rate, chain).astype(int).tolist())) for chain, rate in used]
+        mixtures.append(Mixture(tuple(counts), bound))
+    return mixtures
 
 
-def without_idle_devices(problem: PlanProblem, chains: Sequence[Chain]) -> PlanProblem:
+def _without_idle_devices(problem: PlanProblem, chains: Sequence[Chain]) -> PlanProblem:
     """Returns the problem without devices that no mixture of these chains needs to serve the required rate."""
     if problem.required_per_s is None or not chains:
         return problem
@@ -118,18 +121,19 @@ def without_idle_devices(problem: PlanProblem, chains: Sequence[Chain]) -> PlanP
     return replace(problem, devices=devices)
 
 
-def _units(problem: PlanProblem) -> tuple[IntArray, IntArray, tuple[int, ...]]:
-    """Returns the devices of each type, those in a unit, and the numbers of units in use: at most `MAX_USES`."""
-    count_C = np.array([problem.devices[name].count for name in device_names(problem)], dtype=np.int64)
+def _units(problem: PlanProblem) -> tuple[IntArray, tuple[int, ...]]:
+    """Returns the devices of each type in a unit, and how many numbers of units may be in use: at most `MAX_USES`."""
+    count_C = problem.count_C.astype(np.int64)
     unit_C = -(-count_C // MAX_COUNTS)
     while np.prod(count_C // unit_C + 1.0) > MAX_USES:
         unit_C[np.argmax(count_C // unit_C)] += 1
-    return count_C, unit_C, tuple((count_C // unit_C + 1).tolist())
+    return unit_C, tuple((count_C // unit_C + 1).tolist())
 
 
-def fastest_options(chains: Sequence[Chain], problem: PlanProblem) -> Options:
+def _fastest_options(
+    chains: Sequence[Chain], problem: PlanProblem, unit_C: IntArray, size_C: tuple[int, ...]
+) -> Options:
     """Returns the options that no other option beats."""
-    _, unit_C, size_C = _units(problem)
     stride_C = np.append(np.cumprod(size_C[:0:-1])[::-1], 1)
     rates, leasts, uses = [np.empty(0)], [np.empty(0)], [np.empty(0)]
     for chain in chains:
@@ -152,7 +156,7 @@ def fastest_options(chains: Sequence[Chain], problem: PlanProblem) -> Options:
 
 def options_of(chain: Chain, problem: PlanProblem) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Returns the rates at which a chain needs another replica (R), as in `Options`, and the devices (R x C) then."""
-    count_C = np.array([problem.devices[name].count for name in device_names(problem)], dtype=np.int64)
+    count_C = problem.count_C.astype(np.int64)
     counts = [np.arange(step, most + 1, step) for step, most in zip(-(-count_C // MAX_COUNTS), count_C, strict=True)]
     rate_R = np.concatenate([counts[c] / s for c, s in zip(chain.devices, chain.seconds, strict=True) if s > 0])
     replicas_RS = replicas_of(rate_R[:, None], chain)

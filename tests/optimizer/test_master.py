@@ -13,7 +13,7 @@ import pytest
 
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.search.highs import Program
-from optimizer.search.master import Chain, Mixture, best_mixture, fastest_options
+from optimizer.search.master import Chain, Mixture, best_mixtures
 from profiles.scores import FloatArray, IntArray
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
@@ -92,7 +92,7 @@ def best_of_all(chains: Sequence[Chain], problem: PlanProblem) -> float | None:
 def rates_of(mixture: Mixture) -> tuple[float, float]:
     """Returns the rate from which all batches of a mixture fill in time, and the highest that its replicas serve."""
     least = highest = 0.0
-    for chain, replicas in zip(mixture.chains, mixture.replicas, strict=True):
+    for chain, replicas in mixture.chains:
         rate = min(n / each for each, n in zip(chain.seconds, replicas, strict=True))
         waiting = chain.fill + sum(wait * n for wait, n in zip(chain.waits, replicas, strict=True))
         assert chain.latency_s + waiting / rate <= LIMIT_S * (1 + 1e-6)
@@ -103,7 +103,7 @@ def rates_of(mixture: Mixture) -> tuple[float, float]:
 def cost_of(mixture: Mixture, problem: PlanProblem) -> float:
     """Returns the cost of the devices in use, which are available and within the budget."""
     used_C, (count_C, usd_C) = np.zeros(3), supplied(problem)
-    for chain, replicas in zip(mixture.chains, mixture.replicas, strict=True):
+    for chain, replicas in mixture.chains:
         for device, count in zip(chain.devices, replicas, strict=True):
             used_C[device] += count
     assert (used_C <= count_C).all()
@@ -114,7 +114,7 @@ def cost_of(mixture: Mixture, problem: PlanProblem) -> float:
 @pytest.mark.parametrize("seed", range(30))
 def test_no_other_mixture_is_better(seed: int) -> None:
     chains, problem = drawn(seed)
-    fastest, expected = best_mixture(chains, fastest_options(chains, problem), problem), best_of_all(chains, problem)
+    fastest, expected = best_mixtures(chains, problem)[-1], best_of_all(chains, problem)
     if expected is None:
         assert (fastest.chains, fastest.bound) == ((), 0.0)
         return
@@ -123,7 +123,7 @@ def test_no_other_mixture_is_better(seed: int) -> None:
     assert highest == pytest.approx(fastest.bound) == pytest.approx(expected, rel=2e-4)
     for share in (0.31, 0.83, 1.01):
         asked = replace(problem, objective=MinimizeCost(rate_per_s=share * highest))
-        cheapest = best_mixture(chains, fastest_options(chains, asked), asked)
+        cheapest = best_mixtures(chains, asked)[-1]
         expected = best_of_all(chains, asked)
         if expected is None or not cheapest.chains:
             assert (expected, cheapest.chains) == (None, ())
@@ -143,5 +143,4 @@ def test_chains_whose_batches_fill_too_slowly_together_are_no_mixture() -> None:
     problem = on_devices((1, 1, 1), (1.0, 1.0, 3.0), objective=MinimizeCost(rate_per_s=55.0), most_chains=3)
     chains = [Chain(devices=(0,), **small), Chain(devices=(1,), **small), large]  # type: ignore[arg-type]  # mixed values
     assert best_of_all(chains, problem) == 3.0
-    found = best_mixture(chains, fastest_options(chains, problem), problem)
-    assert (found.chains, found.replicas, found.bound) == ((large,), ((1,),), 2.0)
+    assert best_mixtures(chains, problem)[-1] == Mixture(chains=((large, (1,)),), bound=2.0)
