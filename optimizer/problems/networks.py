@@ -1,7 +1,7 @@
 """Subproblems of a cascade: the problem restricted to the networks that a plan uses, and conversions back.
 
 A subproblem lacks the blocks and ramps of the unused networks, and numbers its blocks from 0. It is solved like any
-problem; its splits end where a network ends. `optimizer.search.subsets` finds the best subproblem.
+problem; its splits end where a network ends. `optimizer.search.planner` finds the best subproblem.
 """
 
 from __future__ import annotations

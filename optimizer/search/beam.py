@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from optimizer.cost.evaluate import best_value, merit, objective_value
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.decision import FeasiblePlan, Found, joined, plan_at_rate
-from optimizer.search.exact import limits_of_plans, search_exactly, stage_planes
+from optimizer.search.exact import limits_of_plans, one_split, search_exactly, stage_planes
 from optimizer.search.label_search import UNLIMITED, search_labels, trace
 from optimizer.search.moves import Graph, build_graph, near_stages
 from optimizer.search.relaxation import Relaxation, relaxed_parts
@@ -44,7 +44,7 @@ def search_at_scale(problem: PlanProblem, space: Space) -> Found:
 
     Without a plan, the bound says whether one may exist.
     """
-    single = search_exactly(problem, replace(space, splits_per_stage=False, several_stages=False))
+    single = search_exactly(problem, one_split(space))
     founds = list[Found]()
     for each in relaxed_parts(problem, space, TIGHTENINGS):
         search = ScaleSearch(problem=each.planes.problem, space=each.planes.space, relaxation=each)

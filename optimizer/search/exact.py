@@ -30,7 +30,7 @@ from optimizer.search.label_search import (
 )
 from optimizer.search.moves import Graph, MoveArrays, build_graph
 from optimizer.search.relaxation import ITERATIONS, CuttingPlanes, solve_relaxation
-from optimizer.search.space import Space, parts_of
+from optimizer.search.space import MAX_LABELS, Space, parts_of
 from optimizer.search.walks import NO_WALK, Prices, Walk
 from profiles.scores import IntArray
 
@@ -41,8 +41,6 @@ MAX_SETS = 10**8
 """With more splits, or more sets of devices in use, the search would take minutes."""
 FEW_LABELS = 20_000
 """Labels, dominated ones included, that the search of one interval may have at first."""
-MAX_LABELS = 1_000_000
-"""Labels of all intervals together."""
 WIDEST, WIDE, NARROW = 0.2, 0.01, 0.002
 """Relative widths of intervals: the most, the first, and one below which more labels are allowed instead. Wider
 intervals are weaker relaxations."""
@@ -118,8 +116,8 @@ class ExactSearch:
 
     graph: Graph
     space: Space
-    labels_left: int = MAX_LABELS
-    """The search gives up when it has used this number of labels."""
+    labels_left: int
+    """The search gives up when it has used this number of labels in all intervals together."""
     incumbent: float
     """Rate or cost of a known plan: plans that are worse are not sought. Without any, 0 or infinity."""
     _plans: list[FeasiblePlan] = field(default_factory=list)
@@ -274,14 +272,13 @@ def search_exactly(
     *,
     any_plan: bool = False,
     incumbent: float | None = None,
-    max_labels: int = MAX_LABELS,
 ) -> Found | None:
     """Returns the best plan of one chain, and the other plans that were found. The plan is optimal if labels suffice.
 
     Returns None if the problem is too large, or if the search gave up without a plan. With `any_plan`, the search ends
     at the first plan. Plans worse than `incumbent`, the rate or cost of a known plan, are not sought.
     """
-    if is_too_big(problem, space):
+    if space.max_labels == 0 or is_too_big(problem, space):
         return None
     founds: list[Found] = []
     best = best_value(problem, [] if incumbent is None else [incumbent])
@@ -293,12 +290,17 @@ def search_exactly(
             if is_over or best_value(problem, [bound, best]) != bound:
                 founds.append(Found(plans=(), bound=bound))
                 continue
-        search = ExactSearch(graph=build_graph(part, own), space=own, labels_left=max_labels, incumbent=best)
+        search = ExactSearch(graph=build_graph(part, own), space=own, labels_left=own.max_labels, incumbent=best)
         rate_per_s = problem.required_per_s
         founds.append(search.highest_rate(any_plan=any_plan) if rate_per_s is None else search.least_cost(rate_per_s))
         best = best_value(problem, [best, founds[-1].value(problem)])
     found = joined(problem, founds, best_value(problem, (each.bound for each in founds)))
     return found if found.plans or found.is_proven(problem) else None
+
+
+def one_split(space: Space) -> Space:
+    """Returns the part of a space with plans of one split, which an exact search finds in milliseconds."""
+    return replace(space, splits_per_stage=False, several_stages=False, max_labels=MAX_LABELS)
 
 
 def is_too_big(problem: PlanProblem, space: Space) -> bool:

@@ -8,9 +8,8 @@ from multiprocessing import get_context
 import numpy as np
 
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.search.beam import search_at_scale
-from optimizer.search.decision import Strategy
-from optimizer.search.planner import ONE_CHAIN, Search, solve
+from optimizer.search.planner import solve
+from optimizer.search.space import SPACES
 from profiles.table import LatencyTable
 
 
@@ -34,10 +33,10 @@ def small_problem() -> PlanProblem:
 
 RATE, COST = small_problem(), replace(small_problem(), objective=MinimizeCost(rate_per_s=4000))
 QUICKEST = replace(small_problem(), objective=MinimizeLatency(rate_per_s=1000, ramp_budget=0.1))
-Job = tuple[PlanProblem, Strategy, tuple[Search, ...]]
-AT_SCALE: list[Job] = [(each, "best", (search_at_scale,)) for each in (RATE, COST)]
-AT_SCALE += [(replace(each, most_chains=2), "best", ONE_CHAIN) for each in (RATE, COST)]
-EXACT: list[Job] = [(each, "best", ONE_CHAIN) for each in (RATE, COST, QUICKEST)]
+ALL_AT_SCALE = replace(SPACES["best"], max_labels=0)
+AT_SCALE = [(each, ALL_AT_SCALE) for each in (RATE, COST)]
+AT_SCALE += [(replace(each, most_chains=2), SPACES["best"]) for each in (RATE, COST)]
+EXACT = [(each, SPACES["best"]) for each in (RATE, COST, QUICKEST)]
 """Arguments of `solve` that use all kernels. The two lists use different ones and take about equally long."""
 
 

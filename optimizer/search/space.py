@@ -16,6 +16,9 @@ RampRule = Literal["choose", "all", "none", "split-ends"]
 """Allowed sets of active ramps: any set, all ramps, no ramps, or any set of ramps at the ends of splits."""
 
 
+MAX_LABELS = 1_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimit:
     """The time at which a search ends. Kernels cannot look at it, so a search ends after the kernel that runs then."""
@@ -48,6 +51,8 @@ class Space:
     after_answer: tuple[AfterAnswer, ...] = ("stop",)
     """Whether answered inputs stop or stay, if the mean answer time is minimized. Other objectives gain nothing by
     `stay`."""
+    max_labels: int = MAX_LABELS
+    """Labels after which an exact search gives up, except one for plans of one split. 0: there is no exact search."""
     limit: TimeLimit | None = field(default=None, compare=False)
     """When a search returns its best plan so far, and the bound that it has proven. None: it ends by itself."""
 
@@ -71,7 +76,7 @@ class Space:
         """Yields spaces that the space of a strategy contains, while time is left. Their plans have fewer splits."""
         for each in CONTAINED.get(self.strategy, ()):
             if not self.is_over():
-                yield replace(SPACES[each], limit=self.limit)
+                yield replace(SPACES[each], max_labels=self.max_labels, limit=self.limit)
 
 
 SPACES: dict[Strategy, Space] = {

@@ -15,6 +15,7 @@ from optimizer.problems.problem import PlanProblem
 from optimizer.problems.problem_file import ProblemFile
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.search.planner import solve
+from optimizer.search.space import Space
 from tests.optimizer.brute_force import BruteForce, Optimum
 
 AGREE = 1e-9
@@ -91,9 +92,9 @@ def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) 
     }[strategy]
 
 
-def planned(problem: PlanProblem, strategy: Strategy = "best", **options: Any) -> Planned:
+def planned(problem: PlanProblem, space: Space | Strategy = "best", **options: Any) -> Planned:
     """Returns the planner's plan, and fails if there is none. `options`: those of `solve`."""
-    decision = solve(problem, strategy, **options)
+    decision = solve(problem, space, **options)
     assert isinstance(decision, Planned), decision
     return decision
 

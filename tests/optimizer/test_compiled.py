@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.search.decision import Planned, Strategy
-from optimizer.search.kernels import AT_SCALE, EXACT, small_problem
-from optimizer.search.planner import ONE_CHAIN, Search, solve
+from optimizer.search.decision import Planned
+from optimizer.search.kernels import ALL_AT_SCALE, AT_SCALE, EXACT, small_problem
+from optimizer.search.planner import solve
+from optimizer.search.space import SPACES, Space
 
 ADD = """
 from optimizer.search.compiled import compiled
@@ -46,12 +47,10 @@ def test_without_a_writable_cache_kernels_work_with_a_warning() -> None:
     assert done.stderr.count("compiled anew in every process") == 1
 
 
-@pytest.mark.parametrize(("problem", "strategy", "searches"), [*AT_SCALE, *EXACT])
-def test_the_problems_that_compile_the_kernels_have_plans(
-    problem: PlanProblem, strategy: Strategy, searches: tuple[Search, ...]
-) -> None:
+@pytest.mark.parametrize(("problem", "space"), [*AT_SCALE, *EXACT])
+def test_the_problems_that_compile_the_kernels_have_plans(problem: PlanProblem, space: Space) -> None:
     # A problem that is refused early would not run all kernels.
-    assert isinstance(solve(problem, strategy, searches), Planned)
+    assert isinstance(solve(problem, space), Planned)
 
 
 def kernels() -> set[Any]:
@@ -99,9 +98,10 @@ def in_whole_numbers(problem: PlanProblem) -> PlanProblem:
 )
 def test_integer_inputs_do_not_compile_kernels_again(objective: Objective) -> None:
     asked = replace(small_problem(), budget_usd_per_hour=20.0, objective=objective)
-    for each in ONE_CHAIN:
-        solve(asked, searches=(each,))
+    spaces = SPACES["best"], ALL_AT_SCALE
+    for each in spaces:
+        solve(asked, each)
     before = signatures()
-    for each in ONE_CHAIN:
-        solve(in_whole_numbers(asked), searches=(each,))
+    for each in spaces:
+        solve(in_whole_numbers(asked), each)
     assert signatures() == before

@@ -27,14 +27,13 @@ from optimizer.problems.problem import (
 )
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from optimizer.problems.what_if import with_batch_limit
-from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import SLO_RESOLUTION, STRATEGIES, NoPlan, Planned, Strategy
-from optimizer.search.exact import ExactSearch, search_exactly
+from optimizer.search.exact import ExactSearch
 from optimizer.search.kernels import small_problem
 from optimizer.search.moves import build_graph
 from optimizer.search.planner import more_devices, solve
 from optimizer.search.soonest.solve import RATE_RESOLUTION, solve_soonest
-from optimizer.search.space import SPACES
+from optimizer.search.space import MAX_LABELS, SPACES
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, check_against_brute_force, chunks, planned, refused, within
 from tests.optimizer.brute_force import BruteForce
@@ -123,7 +122,7 @@ def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -
     best = planned(small_problem())
     assert not answer.is_proven(small_problem())
     assert answer.bound >= best.figures.rate_per_s
-    answer = search().highest_rate()
+    answer = search(labels_left=MAX_LABELS).highest_rate()
     assert answer.is_proven(small_problem())
     assert answer.bound == answer.plans[0].figures.rate_per_s
 
@@ -132,7 +131,7 @@ def test_a_search_proves_its_plan_if_labels_suffice_and_else_returns_a_bound() -
 def test_where_the_exact_search_gives_up_there_is_a_plan_and_a_gap(objective: MaximizeRate | MinimizeCost) -> None:
     asked = replace(small_problem(), objective=objective)
     exact = planned(asked)
-    given_up = planned(asked, searches=(partial(search_exactly, max_labels=MOST), search_at_scale))
+    given_up = planned(asked, replace(SPACES["best"], max_labels=MOST))
     assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []
     if isinstance(objective, MinimizeCost):
         assert given_up.bound <= exact.figures.usd_per_hour * (1 + 1e-9)

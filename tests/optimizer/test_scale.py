@@ -12,9 +12,9 @@ import pytest
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import evaluate, violations
 from optimizer.problems.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
-from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.search.exact import is_too_big
+from optimizer.search.kernels import ALL_AT_SCALE
 from optimizer.search.planner import solve
 from optimizer.search.space import SPACES
 from profiles.catalogue import published_profile
@@ -76,7 +76,7 @@ def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objectiv
 def at_scale(seed: int, strategy: Strategy) -> Decision | None:
     """Returns the decision, or None if the planner reports that it found no plan."""
     try:
-        return solve(random_problem(seed), strategy, searches=(search_at_scale,))
+        return solve(random_problem(seed), replace(SPACES[strategy], max_labels=0))
     except PlanError:
         return None
 
@@ -121,7 +121,7 @@ def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: S
 )
 def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: int, counts: dict[str, int]) -> None:
     problem = cluster_problem(num_blocks, counts)
-    decision, exact = planned(problem, searches=(search_at_scale,)), solve(problem)
+    decision, exact = planned(problem, ALL_AT_SCALE), solve(problem)
     assert not is_too_big(problem, SPACES["best"])
     assert_between(problem, decision, exact)
     assert decision.gap == pytest.approx(1 - decision.figures.rate_per_s / decision.bound)
@@ -129,15 +129,15 @@ def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: i
 
 
 def test_a_rate_above_the_capacity_is_refused_with_the_highest_possible_rate() -> None:
-    fastest = planned(cluster_problem(12, {"V100": 16}), searches=(search_at_scale,))
+    fastest = planned(cluster_problem(12, {"V100": 16}), ALL_AT_SCALE)
     problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=2 * fastest.bound))
-    decision = solve(problem, searches=(search_at_scale,))
+    decision = solve(problem, ALL_AT_SCALE)
     assert isinstance(decision, NoPlan)
     assert decision.binding == "devices"
     assert decision.highest_rate_per_s == pytest.approx(fastest.figures.rate_per_s)
     assert decision.nearest_slo_s is None
     problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=0.999 * fastest.figures.rate_per_s))
-    assert isinstance(solve(problem, searches=(search_at_scale,)), Planned), "a plan of all devices"
+    assert isinstance(solve(problem, ALL_AT_SCALE), Planned), "a plan of all devices"
 
 
 @pytest.mark.parametrize("num_blocks", [16, pytest.param(64, marks=pytest.mark.slow)])
