@@ -143,11 +143,9 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
 def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Chain]:
     """Returns up to `most` chains that good mixtures of a problem may use."""
     relaxation = solve_relaxation(problem, space)
-    return (
-        []
-        if relaxation is None
-        else most_promising(ChainSearch(relaxation=relaxation, space=space).candidates()[1], most)
-    )
+    if relaxation is None:
+        return []
+    return most_promising(ChainSearch(relaxation=relaxation, space=space).candidates()[1], most)
 
 
 @dataclass(slots=True, kw_only=True)
