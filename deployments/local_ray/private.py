@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from earlyexit.errors import OfframpError
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 ANYWHERE = "[::]"
 KV_NAMESPACE = b"offramp"
 SERVE_TIMEOUT_S = 10.0
@@ -246,7 +246,7 @@ def bind_calls() -> None:
     from ray.serve._private import replica
 
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # Ray's code
-    if host in LOOPBACK:
+    if host in LOOPBACK_NAMES:
         _listen_on(host, replica, "add_port_to_grpc_server")
 
 

@@ -20,7 +20,7 @@ from deployments.choices import FrontSettings
 from deployments.keys import read_keys
 from deployments.local_ray.cluster import LocalCluster, serving, wanted_ports
 from deployments.local_ray.ports import await_ports
-from deployments.local_ray.private import LOOPBACK
+from deployments.local_ray.private import LOOPBACK_NAMES
 from deployments.settings import ServeSettings
 from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import HeadLostError
@@ -147,7 +147,7 @@ def _serve_until_stopped(settings: ServeSettings, cluster: LocalCluster, *, rest
 def exposure_notes(host: str, *, has_keys: bool, ray_is_open: bool) -> list[str]:
     """Returns notes on what other machines can reach; `ray_is_open`: Ray's ports listen on all interfaces."""
     notes = []
-    if host not in LOOPBACK and not has_keys:
+    if host not in LOOPBACK_NAMES and not has_keys:
         notes.append(f"listening on {host} without API keys: every caller that can reach it may use it (--api-keys)")
     if ray_is_open:
         for_all = os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"

@@ -32,7 +32,7 @@ from deployments.local_ray.applications import (
     without_application,
 )
 from deployments.local_ray.cluster import HAPROXY
-from deployments.local_ray.private import LOOPBACK
+from deployments.local_ray.private import LOOPBACK_NAMES
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.store import read_card
@@ -86,7 +86,7 @@ def deploy(job: DeployJob) -> None:
         http = config["http_options"]
         if http | service.ingress.model_dump(include={"host", "port"}, exclude_unset=True) != http:
             warn(f"Serve keeps listening at {http['host']}:{http['port']} until it ends (serve shutdown)")
-        elif http["host"] in LOOPBACK:
+        elif http["host"] in LOOPBACK_NAMES:
             warn(f"HAProxy reaches only its own node's ingresses at {http['host']}: write host: 0.0.0.0 under ingress")
         dashboard.put(config)
         dashboard.wait_until_running(service.settings.app, job.timeout_s, partial(print, file=sys.stderr, flush=True))
