@@ -137,7 +137,7 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
     relaxation = solve_relaxation(problem, space)
     if relaxation is None or space.is_over():
         return Found(plans=(), bound=best_value(problem, [] if relaxation is None else [relaxation.bound.value]))
-    return ChainSearch(relaxation=relaxation, space=space).found()
+    return ChainSearch.of(relaxation, space).found()
 
 
 def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Chain]:
@@ -145,31 +145,36 @@ def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Chain]:
     relaxation = solve_relaxation(problem, space)
     if relaxation is None:
         return []
-    return most_promising(ChainSearch(relaxation=relaxation, space=space).candidates()[1], most)
+    return most_promising(ChainSearch.of(relaxation, space).candidates()[1], most)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ChainSearch:
     """The search for the best plan of one problem."""
 
     relaxation: Relaxation
     space: Space
-    _problem: PlanProblem = field(init=False)
-    """The problem with only the accelerator types that the budget can pay."""
-    _graph: Graph = field(init=False)
-    _is_whole: bool = field(init=False)
+    _graph: Graph
+    _is_whole: bool
     """Whether every chain is a path of the graph that the label search can find."""
-    _until: Space = field(init=False)
+    _until: Space
     """The space with the time until which chains are sought. They are mixed then."""
     _plans: list[FeasiblePlan] = field(default_factory=list)
     """All plans that the master problems found."""
 
-    def __post_init__(self) -> None:
-        self._problem, self._until = self.relaxation.planes.problem, self.space.with_share(GATHERING)
-        is_large = num_splits(self._problem, self.space) > MAX_SPLITS
-        width = RANKS_NEAR if is_large else None
-        self._graph = build_graph(self._problem, self.space, around=self.relaxation.ramps, width=width)
-        self._is_whole = not is_large and (self._problem.num_blocks <= MAX_STAGES or not self.space.several_stages)
+    @classmethod
+    def of(cls, relaxation: Relaxation, space: Space) -> ChainSearch:
+        """Returns the search of a relaxed problem, with its graph of splits."""
+        problem = relaxation.planes.problem
+        is_large = num_splits(problem, space) > MAX_SPLITS
+        graph = build_graph(problem, space, around=relaxation.ramps, width=RANKS_NEAR if is_large else None)
+        is_whole = not is_large and (problem.num_blocks <= MAX_STAGES or not space.several_stages)
+        return cls(relaxation, space, graph, is_whole, space.with_share(GATHERING))
+
+    @property
+    def _problem(self) -> PlanProblem:
+        """The problem with only the accelerator types that the budget can pay."""
+        return self.relaxation.planes.problem
 
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
