@@ -138,9 +138,9 @@ class SimulatedService:
 
     def _update_ingresses(self) -> None:
         """Informs the ingresses of the slots that have replicas. Calls that other stages can answer wait no longer."""
-        up = {slot.name for slot in self.slots.values() if slot.replicas}
+        available = {slot.name for slot in self.slots.values() if slot.replicas}
         for ingress in self.ingresses:
-            can_run = ingress.set_up(up)  # the same for all
+            can_run = ingress.set_available(available)  # the same for all
         for slot in self.slots.values():
             if can_run or slot.name not in self._assignments:
                 pending, slot.pending = slot.pending, {}

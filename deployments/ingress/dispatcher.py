@@ -269,7 +269,7 @@ class ReplicaLinks:
     def _update(self) -> None:
         """Assigns stages to the replicas, and sends the calls that wait for a replica."""
         self._assign_stages()
-        if self.owner.set_up({slot for slot in self.chains.assignments if self._stages[slot].is_up}):
+        if self.owner.set_available({slot for slot in self.chains.assignments if self._stages[slot].is_up}):
             self._can_run.set()
         else:
             self._can_run.clear()

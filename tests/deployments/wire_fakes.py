@@ -227,8 +227,8 @@ class Owner(Dispatcher):
     def __init__(self) -> None:
         """Has no links."""
 
-    def set_up(self, up: Collection[str]) -> bool:
-        return bool(up)  # chains of one stage
+    def set_available(self, slots: Collection[str]) -> bool:
+        return bool(slots)  # chains of one stage
 
     def replied(self, call: Any, chunk: Chunk) -> None:
         if call.refused is not None:

@@ -179,7 +179,7 @@ class IngressCore(Unanswered):
         actions = self._send_steps(steps, now_s) if steps else []
         for chain in self.chains.active:
             while chain.is_due:
-                inputs = chain.queue.pop_batch(chain.first.budgets[0], self.placed.plan.order, now_s)
+                inputs = chain.queue.pop_batch(chain.first_stage.budgets[0], self.placed.plan.order, now_s)
                 if inputs[0].placement is None:
                     watch = self.observations.draw(inputs, chain.plan, self.options.probe_share, self._rng, now_s)
                     actions.append(self.enter(chain, inputs, now_s, watch))
@@ -454,9 +454,9 @@ class Driver(ABC):
         self.core.follow(placed)
         self.do(())
 
-    def set_up(self, up: Collection[str]) -> bool:
+    def set_available(self, slots: Collection[str]) -> bool:
         """Sets the slots that have replicas, and sends what is due. Returns whether any chain can run."""
-        self.core.chains.set_up(up)
+        self.core.chains.set_available(slots)
         self.do(())
         return self.core.chains.can_run
 

@@ -203,7 +203,7 @@ class Chain:
         self.turn = 0
         """Its current weight in the round-robin of `Chains.draw`."""
         self.stages = stage_routes(plan, assignments, self.block_s)
-        self.first, self.ramps = self.stages[0], frozenset(plan.ramps)
+        self.first_stage, self.ramps = self.stages[0], frozenset(plan.ramps)
         self.types = {stage.device for stage in plan.stages}
         self.last_split_first = plan.splits[-1].first
         self.starts, self.network = (0, *plan.networks[:-1]), plan.used[0]
@@ -328,11 +328,11 @@ class Chains:
                 chain.admission.follow(own, self._tokens_per_input)
             chain.follow(number, own, share, islice(assignments, len(own.stages)))
             self._update(chain)
-        self.set_up(())  # until the driver knows the replicas of the plan's slots
+        self.set_available(())  # until the driver knows the replicas of the plan's slots
 
-    def set_up(self, up: Collection[str]) -> None:
+    def set_available(self, slots: Collection[str]) -> None:
         """Sets the slots that have replicas. Inputs that wait in a chain that cannot run move to those that can."""
-        running = [chain for chain in self.active if all(stage.slot in up for stage in chain.stages)]
+        running = [chain for chain in self.active if all(stage.slot in slots for stage in chain.stages)]
         self.can_run = bool(running)
         """Whether any chain has a replica for every stage."""
         self.usable = running or self.active
@@ -416,13 +416,13 @@ class Chains:
         """Changes the number of calls with new inputs to a slot that have no reply yet, and returns it."""
         self._pending_calls[slot] += change
         for chain in self.active:
-            if chain.first.slot == slot:
+            if chain.first_stage.slot == slot:
                 self._update(chain)
         return self._pending_calls[slot]
 
     def _update(self, chain: Chain) -> None:
         """Recomputes how many inputs must wait before the next call, from the calls without a reply."""
-        first, stage = chain.first, chain.first.assignment.stage
+        first, stage = chain.first_stage, chain.first_stage.assignment.stage
         chain.min_inputs, chain.min_tokens = min_to_send(
             first.budgets[0],
             pending_calls=self._pending_calls[first.slot],

@@ -209,8 +209,8 @@ class CoreWorld:
         self.core.follow(placed)
         self.do(())
 
-    def set_up(self, *slots: str) -> None:
-        self.core.chains.set_up(slots)
+    def set_available(self, *slots: str) -> None:
+        self.core.chains.set_available(slots)
         self.do(())
 
     def until(self, now_s: float) -> None:

@@ -409,23 +409,23 @@ def test_a_full_chain_is_skipped_only_while_it_is_full() -> None:
 def test_inputs_of_a_chain_without_replicas_move_to_other_chains() -> None:
     world = CoreWorld(side_by_side(rate_per_s=32.0), slo_s=1.0)  # limits of 16.8 and 5.6 inputs
     slots = "split-cpu-0", "split-cpu-1", "split-cpu-2"
-    world.set_up(*slots)
+    world.set_available(*slots)
     world.submit("abcdefgh", deadline_s=1.0)  # c and g are of the second chain
-    world.set_up(*slots[1:])
+    world.set_available(*slots[1:])
     world.fail(0)
     world.until(0.1)
     assert world.log[2:] == ["0.05 again 4 of first", "0.05 send 2: abde to second for block 0"]
     assert [len(each.queue.inputs) for each in world.core.chains.active] == [0, 2]
     with pytest.raises(AdmissionError):  # the first chain has room but cannot run
         world.core.check(1, 1.1, 0.1)
-    world.set_up(*slots[:2])
+    world.set_available(*slots[:2])
     with pytest.raises(AdmissionError):  # all new inputs go to the first chain, which now has f and h
         world.core.check(1, 1.1, 0.1, num_coming=14)
     world.submit("ij", deadline_s=1.1)
     world.answer(1, "cg")
     world.answer(2, "abde")
     for up in (slots, ()):
-        world.set_up(*up)
+        world.set_available(*up)
         world.submit("klmn" if up else "opqr", deadline_s=1.1)
     of_chains = [world.core.chains.active.index(each.chain) for each in world.named("fhijklmnopqr")]
     assert of_chains == [0, 0, 0, 0, *[0, 0, 1, 0] * 2]  # with all replicas, or with none, by the plan's shares
@@ -461,7 +461,7 @@ def test_metrics_of_a_chain_that_the_plan_no_longer_has_are_zero() -> None:
 
     world.submit("abcdefgh", *[5] * 8, deadline_s=1.0)
     assert exported() == [6, 2, 30, 10, 52.5, 17.5]
-    world.set_up(world.core.chains.active[0].first.slot)
+    world.set_available(world.core.chains.active[0].first_stage.slot)
     assert exported()[-2:] == [52.5, 0]
     world.answer(0, "ab")
     world.answer(1, "c")
@@ -608,7 +608,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(
         if rng.random() < 0.1:
             world.follow(any_plan(rng, world.core.placed.epoch + rng.randint(0, 1)))
         if rng.random() < 0.2:
-            world.set_up(*rng.sample(list(NAMES), 2))
+            world.set_available(*rng.sample(list(NAMES), 2))
         world.until(world.now_s + rng.uniform(0, 0.5))
     assert world.outcomes.keys() == set(submitted)
     world.until(world.now_s + 10 + CALL_GRACE_S)
