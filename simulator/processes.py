@@ -368,7 +368,7 @@ class SimulatedIngress(Driver):
         numbers, deadline_s = range(first, first + self._per_request), now_s + self._slo_s
         try:
             if self._admits:
-                core.check(self._per_request, deadline_s, now_s)
+                core.check_admission(self._per_request, deadline_s, now_s)
             if self._tokens is None:
                 inputs = [PendingInput(number, now_s, deadline_s) for number in numbers]
             else:

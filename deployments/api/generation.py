@@ -155,7 +155,7 @@ class GenerateService:
             chunk=self.settings.prompt_chunk,
             start=self.task.start,
         )
-        self.dispatcher.core.check(1, math.inf, now_s)
+        self.dispatcher.core.check_admission(1, math.inf, now_s)
         self.loop.admit(sequence.num_prompt, now_s)
         state = self.loop.begin(sequence, now_s)
         running = _RunningSequence(state=state, stream=Stream(sequence.num_prompt), request=request)

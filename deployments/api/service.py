@@ -53,7 +53,7 @@ class InferService:
         arrived_s = now_s if request.arrived_s is None else request.arrived_s
         timeout_s = self._timeout_s(request)
         deadline_s = arrived_s + timeout_s
-        self.dispatcher.core.check(len(request.rows), deadline_s, now_s, num_coming=self._num_encoding)
+        self.dispatcher.core.check_admission(len(request.rows), deadline_s, now_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         if self.inputs is not None:
             check_fit(self.inputs, encoded)  # an input that does not fit would fail its whole batch

@@ -209,7 +209,7 @@ class ReplicaLinks:
         self._can_run = asyncio.Event()
         """Set while every stage of a chain has a replica."""
 
-    def check(self, placed: PlacedPlan) -> None:
+    def check_plan(self, placed: PlacedPlan) -> None:
         """Raises PlanError for a plan on accelerator types that have no replicas."""
         missing = sorted({stage.device for stage in placed.plan.stages} - self._links.keys())
         if missing:
@@ -334,7 +334,7 @@ class Dispatcher(Driver):
         links.follow()
 
     def follow(self, placed: PlacedPlan) -> None:
-        self._links.check(placed)
+        self._links.check_plan(placed)
         super().follow(placed)
         self._links.follow()
 

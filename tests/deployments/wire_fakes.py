@@ -201,7 +201,7 @@ class FixedLinks(ReplicaLinks):
     def cancel(self, call: Call) -> None:
         self.owner.ended(call, asyncio.CancelledError())
 
-    def check(self, placed: PlacedPlan) -> None:
+    def check_plan(self, placed: PlacedPlan) -> None:
         """Accepts every plan."""
 
     def follow(self) -> None:

@@ -1,9 +1,9 @@
 """The core of an ingress: events in, actions out; and the loop that drives it.
 
-The core does no networking, reads no clock, and never looks at the content of an input. The life of an input: `check`
-and `submit` admit it, `pump` sends it in a batch, `answer` settles it, `go_on` sends it to the next stage, `fail`
-starts it again, and `wake` ends it at its deadline. Every new call follows the newest plan, even if its inputs began
-under an older one.
+The core does no networking, reads no clock, and never looks at the content of an input. The life of an input:
+`check_admission` and `submit` admit it, `pump` sends it in a batch, `answer` settles it, `go_on` sends it to the next
+stage, `fail` starts it again, and `wake` ends it at its deadline. Every new call follows the newest plan, even if its
+inputs began under an older one.
 
 A `Driver` has the clock. It carries out the core's actions, calls `pump` while `is_due` is true, and calls `wake` at
 `wake_s`.
@@ -105,7 +105,7 @@ class IngressCore(Unanswered):
 
     # Receive and admit
 
-    def check(self, num_inputs: int, deadline_s: float, now_s: float, *, num_coming: int = 0) -> None:
+    def check_admission(self, num_inputs: int, deadline_s: float, now_s: float, *, num_coming: int = 0) -> None:
         """Raises AdmissionError or StageUnavailableError for a request that must be refused, before it is encoded.
 
         `num_coming`: inputs that were admitted earlier but not submitted yet. The lengths of the inputs are not known
@@ -142,7 +142,7 @@ class IngressCore(Unanswered):
                 self.check_room(len(inputs), now_s)
             left_s = inputs[0].deadline_s - now_s
             drawn, late_s = self.chains.draw([each.tokens for each in inputs], left_s, now_s)
-            if late_s > 0 and any(each.admission.counts_tokens for each in drawn):  # others were checked by `check`
+            if late_s > 0 and any(each.admission.counts_tokens for each in drawn):  # others: see `check_admission`
                 self.refuse_late(len(inputs), left_s, late_s)
         self.chains.assign(drawn, inputs)
         self.counts.arrived += len(inputs)
@@ -254,7 +254,7 @@ class IngressCore(Unanswered):
 
     def answer(self, call: Call, inputs: Inputs, block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Settles inputs that left the model after a block with their answers."""
-        self.chains.check(block)
+        self.chains.check_block(block)
         held, answers = select(inputs, answers, call.release(inputs))
         if not held:
             return []
@@ -267,7 +267,7 @@ class IngressCore(Unanswered):
         Inputs of sequences are not settled, because callers of probes get the full model's answers: only the exit of
         the token is recorded.
         """
-        self.chains.check(block)
+        self.chains.check_block(block)
         held, answers = select(inputs, answers, [each.holder is call for each in inputs])
         if held and held[0].placement is None:
             return self.settle(call, held, block, answers, now_s)
@@ -288,7 +288,7 @@ class IngressCore(Unanswered):
         Nothing is sent if no input is awaited any more. Otherwise all inputs are sent, because they share one payload.
         Only awaited inputs cross into another network, because each of them is encoded again.
         """
-        self.chains.check(block)
+        self.chains.check_block(block)
         held = list(dict.fromkeys(each for each in inputs if each.holder is call))
         if not held:
             return []

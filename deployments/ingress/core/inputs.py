@@ -346,7 +346,7 @@ class Chains:
         """The mean tokens of the inputs so far; None before the first."""
         return self._tokens_taken / self._num_taken if self._num_taken else None
 
-    def check(self, block: int) -> None:
+    def check_block(self, block: int) -> None:
         """Raises ExecutionError for a block that the model does not have."""
         num_blocks = len(self.active[0].block_s)
         if not 0 <= block < num_blocks:

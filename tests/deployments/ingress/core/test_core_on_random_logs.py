@@ -38,7 +38,7 @@ class RandomLog:
         letters = "".join(chr(0x4E00 + self._serial + k) for k in range(number))
         self._serial += number
         try:
-            scene.core.check(number, scene.now_s + 2.0, scene.now_s)
+            scene.core.check_admission(number, scene.now_s + 2.0, scene.now_s)
             scene.submit(letters, deadline_s=scene.now_s + 2.0)
         except OfframpError as refusal:
             scene.log.append(f"{scene.now_s:g} refused {letters}: {refusal}")

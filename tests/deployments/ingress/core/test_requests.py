@@ -92,7 +92,7 @@ def test_without_a_plan_requests_are_refused_with_the_reason() -> None:
     world.submit("abcde")
     world.fail(0)
     world.suspend()
-    asks: list[Callable[[], None]] = [lambda: world.submit("f"), lambda: world.core.check(1, 1.0, 0.0)]
+    asks: list[Callable[[], None]] = [lambda: world.submit("f"), lambda: world.core.check_admission(1, 1.0, 0.0)]
     for ask in asks:
         with pytest.raises(StageUnavailableError, match="no plan: nothing is left") as caught:
             ask()
@@ -249,16 +249,16 @@ def test_a_request_that_would_be_late_is_refused_until_it_would_be_in_time() -> 
     world.lose(0, "abcd", DeadlineError("late"))  # within the deadline of 10 s, but later than the SLO
     world.submit("efgh")
     with pytest.raises(AdmissionError):
-        world.core.check(1, 1.0, 0.0)
+        world.core.check_admission(1, 1.0, 0.0)
     world.until(10.0)  # these took longer than the SLO
-    world.core.check(1, 11.0, 10.0)
+    world.core.check_admission(1, 11.0, 10.0)
     with pytest.raises(AdmissionError):
-        world.core.check(1, 11.0, 10.0, num_coming=9)
+        world.core.check_admission(1, 11.0, 10.0, num_coming=9)
     world.submit("i")
     waits_s = []
     for number in (9, 18, 9000):
         with pytest.raises(AdmissionError, match=r"within 1 s is not possible now") as caught:
-            world.core.check(number, 11.0, 10.0)
+            world.core.check_admission(number, 11.0, 10.0)
         waits_s.append(caught.value.retry_after_s)
     assert 0 < waits_s[0] < waits_s[1] < waits_s[2] == LONGEST_RETRY_S
     assert world.core.counts.drops == {"deadline": 8, "admission": 1 + 1 + 9 + 18 + 9000}
@@ -276,11 +276,11 @@ def test_a_long_request_is_refused_by_its_tokens_but_not_the_short_one_behind_it
     assert refused.value.retry_after_s == pytest.approx(200 / 350)
     world.submit("c", 100, deadline_s=1.0)
     with pytest.raises(AdmissionError):  # refused before it is encoded, with one token per input
-        world.core.check(1, 1.0, 0.0)
+        world.core.check_admission(1, 1.0, 0.0)
     world.answer(0, "a")
-    world.core.check(1, 1.0, 0.0, num_coming=1)  # with 175 tokens, the mean so far
+    world.core.check_admission(1, 1.0, 0.0, num_coming=1)  # with 175 tokens, the mean so far
     with pytest.raises(AdmissionError):
-        world.core.check(1, 1.0, 0.0, num_coming=2)
+        world.core.check_admission(1, 1.0, 0.0, num_coming=2)
     assert (world.core.counts.arrived, world.core.counts.drops) == (5, {"admission": 3})
 
 
@@ -380,18 +380,18 @@ def test_inputs_are_divided_between_the_chains_by_their_shares() -> None:
 
 def test_every_chain_admits_its_share_of_the_rate() -> None:
     world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # limits of 0.7 * 12 = 8.4 and 0.7 * 4 = 2.8 inputs
-    world.core.check(1, 1.0, 0.0, num_coming=9)  # a quarter of these will go to the other chain
+    world.core.check_admission(1, 1.0, 0.0, num_coming=9)  # a quarter of these will go to the other chain
     world.submit("abcdefghijkl", deadline_s=1.0)
     assert [each.ahead for each in world.named("lk")] == [8, 2], "inputs ahead are those of the same chain"
     with pytest.raises(AdmissionError):
-        world.core.check(1, 1.0, 0.0)
+        world.core.check_admission(1, 1.0, 0.0)
     world.answer(2, "cgk")
     for letter in "mn":  # the second chain is empty, and takes all that the first one refuses
-        world.core.check(1, 1.0, 0.0)
+        world.core.check_admission(1, 1.0, 0.0)
         world.submit(letter, deadline_s=1.0)
         assert world.named(letter)[0].chain is world.core.chains.active[1]
     with pytest.raises(AdmissionError):
-        world.core.check(8, 1.0, 0.0)
+        world.core.check_admission(8, 1.0, 0.0)
     assert world.core.counts.drops == {"admission": 1 + 8}
 
 
@@ -399,7 +399,7 @@ def test_a_full_chain_is_skipped_only_while_it_is_full() -> None:
     world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # limits of 8.4 and 2.8 inputs
     world.submit("abcdefgh", deadline_s=1.0)  # c and g are of the second chain
     world.answer(0, "abde")
-    world.core.check(3, 1.0, 0.0)
+    world.core.check_admission(3, 1.0, 0.0)
     world.submit("ijk", deadline_s=1.0)
     world.answer(1, "cg")
     world.submit("lmn", deadline_s=1.0)
@@ -417,10 +417,10 @@ def test_inputs_of_a_chain_without_replicas_move_to_other_chains() -> None:
     assert world.log[2:] == ["0.05 again 4 of first", "0.05 send 2: abde to second for block 0"]
     assert [len(each.queue.inputs) for each in world.core.chains.active] == [0, 2]
     with pytest.raises(AdmissionError):  # the first chain has room but cannot run
-        world.core.check(1, 1.1, 0.1)
+        world.core.check_admission(1, 1.1, 0.1)
     world.set_available(*slots[:2])
     with pytest.raises(AdmissionError):  # all new inputs go to the first chain, which now has f and h
-        world.core.check(1, 1.1, 0.1, num_coming=14)
+        world.core.check_admission(1, 1.1, 0.1, num_coming=14)
     world.submit("ij", deadline_s=1.1)
     world.answer(1, "cg")
     world.answer(2, "abde")

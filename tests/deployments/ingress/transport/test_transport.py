@@ -218,7 +218,7 @@ def test_a_plan_on_types_without_replicas_is_refused() -> None:
     links = ReplicaLinks(["cpu"], phase=0.0)
     elsewhere = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=1),))
     with pytest.raises(PlanError, match=r"needs replicas on \['V100'\]; the service has replicas on \['cpu'\]"):
-        links.check(PlacedPlan(plan=Plan(stages=(elsewhere,))))
+        links.check_plan(PlacedPlan(plan=Plan(stages=(elsewhere,))))
 
 
 class Scene:
