@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall
+from deployments.ingress.core.calls import AbortCall, Action, Call, ReturnAnswers, ReturnErrors, SendCall
 from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import CALL_GRACE_S, IngressOptions, PendingInput
 from deployments.ingress.core.routes import StageReplicas
@@ -398,8 +398,8 @@ class SimulatedIngress(Driver):
         """Wakes the core, unless the timer was replaced; returns whether there was anything to do."""
         return at_s == self._timer_s and self.wake()
 
-    def answered(self, answered: Answered) -> None:
-        inputs, block, _, took_s = answered
+    def return_answers(self, action: ReturnAnswers) -> None:
+        inputs, block, _, took_s = action
         latencies_s, exits = self._ledger.latency_s, self._ledger.exit
         for each, seconds in zip(inputs, took_s, strict=True):
             number = each.serial
@@ -407,8 +407,8 @@ class SimulatedIngress(Driver):
             exits[number] = block
         self.settled(len(inputs), True)
 
-    def dropped(self, dropped: Dropped) -> None:
-        self._drop([each.serial for each in dropped.inputs], dropped.reason)
+    def return_errors(self, action: ReturnErrors) -> None:
+        self._drop([each.serial for each in action.inputs], action.reason)
 
     def _drop(self, numbers: Sequence[int], reason: str) -> None:
         drop, code = self._ledger.drop, REASONS[reason]

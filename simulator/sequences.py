@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 from typing import Any
 
-from deployments.ingress.core.calls import Answered, Dropped
+from deployments.ingress.core.calls import ReturnAnswers, ReturnErrors
 from deployments.ingress.core.generation import GenerationLoop, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import OfframpError
@@ -102,11 +102,11 @@ class GeneratingIngress(SimulatedIngress):
             behind=state.sequence.behind,
         )
 
-    def answered(self, answered: Answered) -> None:
-        for each in answered.inputs:
+    def return_answers(self, action: ReturnAnswers) -> None:
+        for each in action.inputs:
             state = self._states.pop(each.serial)
             if state.sequence.advance():
-                self.loop.on_token(state, answered.block, self._events.time_s)
+                self.loop.on_token(state, action.block, self._events.time_s)
             if state.sequence.is_whole:
                 self._end_sequence(state, "length")
             else:
@@ -122,10 +122,10 @@ class GeneratingIngress(SimulatedIngress):
             self._step(state)
         self.do(())
 
-    def dropped(self, dropped: Dropped) -> None:
-        assert dropped.error is not None, "no simulated caller gives up"
-        for each in dropped.inputs:
-            self._failed(self._states.pop(each.serial), dropped.error)
+    def return_errors(self, action: ReturnErrors) -> None:
+        assert action.error is not None, "no simulated caller gives up"
+        for each in action.inputs:
+            self._failed(self._states.pop(each.serial), action.error)
 
     def _failed(self, state: GenerationState[SimulatedSequence], error: OfframpError) -> None:
         try:

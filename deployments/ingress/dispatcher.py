@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
-from deployments.ingress.core.calls import AbortCall, Answered, Call, Dropped, SendCall, placements_of
+from deployments.ingress.core.calls import AbortCall, Call, ReturnAnswers, ReturnErrors, SendCall, placements_of
 from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Settle, sample_id_of
 from deployments.ingress.core.routes import KVPlacement, StageReplicas
@@ -396,12 +396,12 @@ class Dispatcher(Driver):
             self._alarm.cancel()
         self._alarm = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock.now_s()), self.wake)
 
-    def answered(self, answered: Answered) -> None:
-        settle_all(zip(answered.inputs, answered.answers, strict=True))
+    def return_answers(self, action: ReturnAnswers) -> None:
+        settle_all(zip(action.inputs, action.answers, strict=True))
 
-    def dropped(self, dropped: Dropped) -> None:
-        if dropped.error is not None:
-            settle_all((pending, dropped.error) for pending in dropped.inputs)
+    def return_errors(self, action: ReturnErrors) -> None:
+        if action.error is not None:
+            settle_all((pending, action.error) for pending in action.inputs)
 
     def abort_call(self, abort_call: AbortCall) -> None:
         call = abort_call.call

@@ -122,7 +122,7 @@ class SendCall(NamedTuple):
     """The rows of the payload that belong to the call; None: all."""
 
 
-class Answered(NamedTuple):
+class ReturnAnswers(NamedTuple):
     """Give callers their answers."""
 
     inputs: Inputs
@@ -132,8 +132,8 @@ class Answered(NamedTuple):
     latencies_s: Sequence[float]
 
 
-class Dropped(NamedTuple):
-    """Tell callers that their inputs get no answer."""
+class ReturnErrors(NamedTuple):
+    """Tell callers that their inputs were dropped."""
 
     inputs: Inputs
     reason: str
@@ -147,7 +147,7 @@ class AbortCall(NamedTuple):
     call: Call
 
 
-Action = SendCall | Answered | Dropped | AbortCall
+Action = SendCall | ReturnAnswers | ReturnErrors | AbortCall
 Actions = list[Action]
 
 
@@ -390,7 +390,7 @@ class Unanswered:
         if chain.admission.is_on and block >= chain.last_split_first:
             for each, latency_s in zip(fresh, latencies_s, strict=True):
                 chain.admission.answered(latency_s, *chain.cost_of(each), now_s)
-        return [Answered(fresh, block, answers, latencies_s)]
+        return [ReturnAnswers(fresh, block, answers, latencies_s)]
 
     def record_exit(self, call: Call, inputs: Inputs, block: int) -> None:
         """Records the exit at which watched inputs left. Only the first exit of an input counts."""
@@ -411,7 +411,7 @@ class Unanswered:
                 chain.admission.given_up(waited_s, *chain.cost_of(each), now_s)
         self._remove_settled(fresh)
         self.counts.drops[reason] += len(fresh)
-        return [Dropped(fresh, reason, error)]
+        return [ReturnErrors(fresh, reason, error)]
 
     def _remove_settled(self, inputs: Inputs) -> int:
         """Moves settled inputs from their chains' unanswered to the counts; returns the sum of their tokens."""

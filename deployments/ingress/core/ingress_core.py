@@ -28,10 +28,10 @@ from deployments.ingress.core.calls import (
     AbortCall,
     Action,
     Actions,
-    Answered,
     Answers,
     Call,
-    Dropped,
+    ReturnAnswers,
+    ReturnErrors,
     SendCall,
     Timers,
     Unanswered,
@@ -444,8 +444,8 @@ class Driver(ABC):
         """When the current timer expires."""
         self._handlers: dict[type[Action], Callable[[Any], None]] = {
             SendCall: self.send,
-            Answered: self.answered,
-            Dropped: self.dropped,
+            ReturnAnswers: self.return_answers,
+            ReturnErrors: self.return_errors,
             AbortCall: self.abort_call,
         }
 
@@ -512,11 +512,11 @@ class Driver(ABC):
         """Sends a call to its stage."""
 
     @abstractmethod
-    def answered(self, answered: Answered) -> None:
+    def return_answers(self, action: ReturnAnswers) -> None:
         """Passes answers to the callers."""
 
     @abstractmethod
-    def dropped(self, dropped: Dropped) -> None:
+    def return_errors(self, action: ReturnErrors) -> None:
         """Passes errors to the callers of dropped inputs."""
 
     @abstractmethod

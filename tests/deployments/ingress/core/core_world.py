@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from deployments.ingress.core.calls import AbortCall, Action, Answered, Call, Dropped, SendCall, placements_of
+from deployments.ingress.core.calls import AbortCall, Action, Call, ReturnAnswers, ReturnErrors, SendCall, placements_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import IngressOptions, Inputs, PendingInput
 from deployments.ingress.core.routes import KVPlacement, ReplicaLoad
@@ -246,10 +246,10 @@ class CoreWorld:
         match action:
             case SendCall():
                 self._write_send(action)
-            case Answered(inputs, block, answers, _):
+            case ReturnAnswers(inputs, block, answers, _):
                 self._settle(inputs, "answered")
                 self._say(f"answer {', '.join(answers)} after block {block}")
-            case Dropped(inputs, reason, error):
+            case ReturnErrors(inputs, reason, error):
                 self._settle(inputs, reason)
                 self._say(f"drop {letters_of(inputs)}: {reason if error is None else error}")
             case AbortCall(call):
