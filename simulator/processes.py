@@ -379,7 +379,7 @@ class SimulatedIngress(Driver):
             self._drop(numbers, refusal.kind)
             return
         if core.is_due or core.wake_s < self._timer_s:
-            self.do(())
+            self.do()
 
     def arrive_together(self, firsts: Iterable[int]) -> None:
         """Submits requests that arrive at the same time, so that they can share calls (as live requests do)."""
@@ -387,7 +387,7 @@ class SimulatedIngress(Driver):
         for first in firsts:
             self.arrive(first)
         self._is_busy = False
-        self.do(())
+        self.do()
 
     # Drive
 

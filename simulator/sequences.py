@@ -67,7 +67,7 @@ class GeneratingIngress(SimulatedIngress):
         except OfframpError:
             return
         self._step(self.loop.begin(sequence, self._events.time_s))
-        self.do(())
+        self.do()
 
     def follow(self, placed: PlacedPlan) -> None:
         self.loop.follow(placed.plan)
@@ -120,7 +120,7 @@ class GeneratingIngress(SimulatedIngress):
             self._due = []
         for state in states:
             self._step(state)
-        self.do(())
+        self.do()
 
     def return_errors(self, action: ReturnErrors) -> None:
         assert action.error is not None, "no simulated caller gives up"

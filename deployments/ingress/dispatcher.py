@@ -328,7 +328,7 @@ class Dispatcher(Driver):
         """By slot, the seconds that parts of replies spent outside the stage. The export of metrics empties it."""
         self._serial = 0
         self._is_pump_scheduled = False
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._sent: dict[Call, dict[str, PendingInput]] = {}
         """The inputs of each open call, by their ids on the wire."""
         links.follow()
@@ -366,7 +366,7 @@ class Dispatcher(Driver):
         self._serial += len(inputs)
         if self._links.tracer is not None:
             self._links.tracer.record_inputs(pending)
-        self.do(())
+        self.do()
         return pending
 
     def give_up(self, inputs: Inputs, reason: str) -> None:
@@ -392,9 +392,9 @@ class Dispatcher(Driver):
             self.do(self.core.pump(self.clock.now_s()))
 
     def set_timer(self, at_s: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock.now_s()), self.wake)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock.now_s()), self.wake)
 
     def return_answers(self, action: ReturnAnswers) -> None:
         settle_all(zip(action.inputs, action.answers, strict=True))

@@ -452,20 +452,20 @@ class Driver(ABC):
     def follow(self, placed: PlacedPlan) -> None:
         """Switches to a plan. A plan older than the current one is ignored. Raises PlanError for another model."""
         self.core.follow(placed)
-        self.do(())
+        self.do()
 
     def set_available(self, slots: Collection[str]) -> bool:
         """Sets the slots that have replicas, and sends what is due. Returns whether any chain can run."""
         self.core.chains.set_available(slots)
-        self.do(())
+        self.do()
         return self.core.chains.can_run
 
     def suspend(self, reason: str) -> None:
         """Stops serving until the next plan: waiting and new inputs get StageUnavailableError."""
         self.do(self.core.suspend(reason, self.clock.now_s()))
 
-    def do(self, actions: Iterable[Action]) -> None:
-        """Carries out actions, and the calls that are due after them. A nested call only appends to the queue."""
+    def do(self, actions: Iterable[Action] = ()) -> None:
+        """Carries out actions, and then sends the calls that are due. A nested call only appends to the queue."""
         queue = self._queue
         queue.extend(actions)
         if self._is_busy:

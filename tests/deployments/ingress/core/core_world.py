@@ -152,7 +152,7 @@ class CoreWorld:
         ]
         self.core.submit(made, self.now_s)
         self.inputs |= dict(zip(letters, made, strict=True))
-        self.do(())
+        self.do()
 
     def begin(self, name: str, letter: str, *, again: bool = False) -> None:
         """Starts a sequence with its first input."""
@@ -207,11 +207,11 @@ class CoreWorld:
 
     def follow(self, placed: PlacedPlan) -> None:
         self.core.follow(placed)
-        self.do(())
+        self.do()
 
     def set_available(self, *slots: str) -> None:
         self.core.chains.set_available(slots)
-        self.do(())
+        self.do()
 
     def until(self, now_s: float) -> None:
         """Calls `wake` for all timers up to a time."""
@@ -223,7 +223,7 @@ class CoreWorld:
             self.do(actions)
         self.now_s = now_s
 
-    def do(self, actions: Iterable[Action]) -> None:
+    def do(self, actions: Iterable[Action] = ()) -> None:
         for slot, number in (self.core.counts.retries - self._retries).items():
             self._say(f"again {number} of {NAMES[slot]}")
         self._retries = self.core.counts.retries.copy()

@@ -109,7 +109,7 @@ def test_answered_inputs_do_not_go_on_under_a_plan_that_stops() -> None:
 def test_callers_of_probe_sequences_get_only_the_full_models_tokens() -> None:
     world = observing()
     world.begin("x", "a")
-    world.do(())
+    world.do()
     world.see(0, "a", 1, score=0.25, label=7)
     world.answer_early(0, "a", block=1)
     world.go_on(0, "a")
@@ -118,7 +118,7 @@ def test_callers_of_probe_sequences_get_only_the_full_models_tokens() -> None:
     world.see(1, "a", 3, label=8)
     world.answer(1, "a")
     world.step("x", "b")
-    world.do(())
+    world.do()
     world.see(2, "b", 1, 2, 3, label=5)
     world.answer(2, "b")
     assert world.log == [
@@ -142,7 +142,7 @@ def test_a_restarted_sequence_keeps_its_draw_as_a_probe(was: bool) -> None:
     for name, letter in zip("uvwxyz", "abcdef", strict=True):
         world.placements[name] = KVPlacement(len(world.placements) + 1, is_retry=True, is_probe=was)
         world.step(name, letter)
-    world.do(())
+    world.do()
     assert {call.probe for call in world.calls} == {was}
 
 
@@ -150,12 +150,12 @@ def test_only_the_last_chunk_of_a_prompt_is_recorded() -> None:
     world = observing()
     world.begin("x", "a")
     world.placements["x"].yields_token = False
-    world.do(())
+    world.do()
     world.answer(0, "a")
     world.placements["x"].yields_token = True
     for letter in "bc":
         world.step("x", letter)
-        world.do(())
+        world.do()
         world.see(len(world.calls) - 1, letter, 1)
         world.answer_early(len(world.calls) - 1, letter, block=1)
     world.see(1, "b", 2, 3)

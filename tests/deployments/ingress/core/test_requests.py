@@ -482,7 +482,7 @@ def test_sequences_stay_on_their_replicas_under_a_plan_with_the_same_layout() ->
     world = CoreWorld(plan(replicas=2))
     world.begin("x", "a")
     world.begin("y", "b")
-    world.do(())
+    world.do()
     world.go_on(0, "a")
     world.room = "r2"
     world.go_on(0, "b")
@@ -491,11 +491,11 @@ def test_sequences_stay_on_their_replicas_under_a_plan_with_the_same_layout() ->
     world.room = "r9"
     world.log.clear()
     world.step("x", "c")
-    world.do(())
+    world.do()
     world.follow(plan(epoch=2, replicas=1, dispatch="deferred"))
     world.go_on(3, "c")
     world.step("y", "d")
-    world.do(())
+    world.do()
     assert world.log[1:] == ["0 send 4: (c) to second for block 2 at r1", "0 send 5: d to first for block 0 at r1"]
     world.follow(plan(epoch=3, cut=1))
     with pytest.raises(SequenceLostError):
@@ -505,7 +505,7 @@ def test_sequences_stay_on_their_replicas_under_a_plan_with_the_same_layout() ->
 def test_running_steps_are_lost_if_the_new_plan_runs_their_next_block_elsewhere() -> None:
     world = CoreWorld()
     world.begin("x", "a")
-    world.do(())
+    world.do()
     world.follow(plan(epoch=2, cut=1))
     world.go_on(0, "a")
     assert world.log[1:] == ["0 drop a: the sequence is lost: the current plan runs its blocks on other slots"]
@@ -515,14 +515,14 @@ def test_running_steps_are_lost_if_the_new_plan_runs_their_next_block_elsewhere(
 def test_a_full_ingress_refuses_only_new_sequences() -> None:
     world = CoreWorld(max_queued=1)
     world.begin("x", "a")
-    world.do(())
+    world.do()
     with pytest.raises(OverloadedError):
         world.begin("y", "b")
     world.begin("z", "c", again=True)
-    world.do(())
+    world.do()
     world.answer(0, "a", block=1)
     world.step("x", "d")
-    world.do(())
+    world.do()
     assert world.core.num_unanswered == 2
     world.step("x", "e")
     world.suspend()
@@ -533,7 +533,7 @@ def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere()
     world = CoreWorld(side_by_side())
     for name, letter in zip("xyz", "abc", strict=True):
         world.begin(name, letter)
-    world.do(())
+    world.do()
     world.go_on(1, "c")
     world.answer(0, "ab")
     world.answer(2, "c")
@@ -544,7 +544,7 @@ def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere()
     world.follow(side_by_side(epoch=3))
     world.step("y", "e")
     world.step("z", "f")
-    world.do(())
+    world.do()
     assert world.log == ["0 send 3: e to first for block 0 at r1", "0 send 4: f to second for block 0 at r1"]
     assert [each.chain.layout for each in world.named("ef")] == [world.placements[name].layout for name in "yz"]
 
