@@ -420,8 +420,8 @@ class SimulatedIngress(Driver):
         call = abort_call.call
         assert isinstance(call, SimulatedCall)
         self._slots[call.stage.slot].pending.pop(call, None)
-        if call.hosting is not None and call in call.hosting.replica.calls:
-            call.hosting.replica.engine.forget(call)
+        if call.replica_load is not None and call in call.replica_load.replica.calls:
+            call.replica_load.replica.engine.forget(call)
             self._end(call)
 
     # Send
@@ -525,8 +525,8 @@ class SimulatedIngress(Driver):
         self.do(actions)
 
     def _end(self, call: SimulatedCall) -> None:
-        if call.hosting is not None and call in call.hosting.replica.calls:
-            call.hosting.replica.calls.remove(call)
+        if call.replica_load is not None and call in call.replica_load.replica.calls:
+            call.replica_load.replica.calls.remove(call)
             call.leave_replica()
         call.members = ()  # breaks a reference cycle, because garbage collection is off
 

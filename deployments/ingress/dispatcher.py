@@ -245,8 +245,8 @@ class ReplicaLinks:
         """Ends a call, whether it waits or runs."""
         if self._waiting.pop(call, None) is not None:
             self.owner.ended(call, asyncio.CancelledError())
-        elif call.hosting is not None:
-            call.hosting.replica.cancel(call)
+        elif call.replica_load is not None:
+            call.replica_load.replica.cancel(call)
 
     async def ready(self) -> None:
         """Returns once every stage of a chain has a replica."""

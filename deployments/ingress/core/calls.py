@@ -46,7 +46,7 @@ class Call:
     """Whether its batch may begin beside a running one under the rule `filling`, here or on an idle replica."""
     num_remaining: int = field(default=0, init=False)
     """Inputs that have not left the call."""
-    hosting: ReplicaLoad[Any] | None = field(default=None, init=False)
+    replica_load: ReplicaLoad[Any] | None = field(default=None, init=False)
     """The replica that runs it, with the load of the ingress; None before one is chosen."""
     weight: int = field(default=0, init=False)
     """Its weight in this load (`weight_of`); 0 for inputs of sequences, which are a load while their sequences last."""
@@ -79,19 +79,19 @@ class Call:
         if not replicas.is_up and not (placements and slot in placements[0].keepers):
             return None
         if placements:
-            self.hosting = replicas.replica_for(slot, placements, self.stage.budgets[0].inputs, fills=fills)
+            self.replica_load = replicas.replica_for(slot, placements, self.stage.budgets[0].inputs, fills=fills)
         else:
             budget = self.stage.budget(block)
             tokens = 0 if budget.tokens is None else sum([each.tokens for each in self.inputs])
             self.weight, batch = weight_of(budget, len(self.inputs), tokens)
-            self.hosting = replicas.assign(self.weight, batch, fills=fills and not self.counts_as_full)
-        return self.hosting.replica
+            self.replica_load = replicas.assign(self.weight, batch, fills=fills and not self.counts_as_full)
+        return self.replica_load.replica
 
     def leave_replica(self) -> None:
         """Removes a call that has ended from the load of its replica."""
-        if self.hosting is not None:
-            self.hosting.load -= self.weight
-            self.hosting = None
+        if self.replica_load is not None:
+            self.replica_load.load -= self.weight
+            self.replica_load = None
 
 
 def placements_of(inputs: Inputs) -> list[KVPlacement]:
