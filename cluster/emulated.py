@@ -6,13 +6,13 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from earlyexit.clock import Clock
-from earlyexit.engine.device import Payload, Runner, Step, warm_up_length
+from earlyexit.engine.device import PayloadT, Runner, Step, warm_up_length
 from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.engine.queue import Member
 from earlyexit.errors import PlanError, UnprocessableInputError
@@ -168,10 +168,7 @@ class Sharing:
         return alone_s / max(alone_s, step.pace.seconds_of_any(step.first, step.end, total, step.ramps))
 
 
-P = TypeVar("P", bound=Payload)
-
-
-class PacedRunner(Runner[P]):
+class PacedRunner(Runner[PayloadT]):
     """Delays the steps of another runner until the emulated accelerator would have finished them.
 
     A block is charged for the inputs (or tokens) that are still in the batch, and a ramp only where it is evaluated. A
@@ -181,7 +178,7 @@ class PacedRunner(Runner[P]):
 
     def __init__(
         self,
-        inner: Runner[P],
+        inner: Runner[PayloadT],
         table: LatencyTable,
         ramps: tuple[int, ...],
         *,
@@ -211,7 +208,7 @@ class PacedRunner(Runner[P]):
         """Guards the fields above and `_sharing`; notified when a batch begins, shrinks or ends."""
         self._sharing = Sharing()
 
-    def from_wire(self, wire: WirePiece) -> P:
+    def from_wire(self, wire: WirePiece) -> PayloadT:
         return self.inner.from_wire(wire)
 
     def follow(self, policy: Any) -> None:
@@ -223,10 +220,10 @@ class PacedRunner(Runner[P]):
             self.pace.check_budget(split.budget)
         self.inner.prepare(splits)
 
-    def warm_up_pieces(self, split: Split, size: int) -> P:
+    def warm_up_pieces(self, split: Split, size: int) -> PayloadT:
         return self.inner.warm_up_pieces(split, size)
 
-    def run(self, batch: Batch[P]) -> Iterator[Step[P]]:
+    def run(self, batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
         """Yields the steps of a batch. Batches of two threads at the same time slow each other down (see `Sharing`)."""
         if self.pace.length is None:
             self.pace.check_batch(len(batch.members))
@@ -234,7 +231,7 @@ class PacedRunner(Runner[P]):
             is_shared = batch.split.overlap_below is not None or len(self._sharing) > 0
         return self._run_shared(batch) if is_shared else self._run_alone(batch)
 
-    def _run_alone(self, batch: Batch[P]) -> Iterator[Step[P]]:
+    def _run_alone(self, batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
         evaluated, size_of = self._evaluated(batch), _sizes_in(batch, self.pace)
         inside = self.pace.size_of(len(batch.members), batch.tokens)
         at_block, due_s = batch.split.first, self._start_s(batch)
@@ -249,7 +246,7 @@ class PacedRunner(Runner[P]):
             yield step
             at_block, inside = end, size_of(stay)
 
-    def _run_shared(self, batch: Batch[P]) -> Iterator[Step[P]]:
+    def _run_shared(self, batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
         evaluated, size_of, lane = self._evaluated(batch), _sizes_in(batch, self.pace), batch.lane
         inside = self.pace.size_of(len(batch.members), batch.tokens)
         at_block, due_s = batch.split.first, self._start_s(batch)
@@ -279,10 +276,10 @@ class PacedRunner(Runner[P]):
             due_s = self._sharing.due_s(lane)
         return due_s
 
-    def _evaluated(self, batch: Batch[P]) -> tuple[int, ...]:
+    def _evaluated(self, batch: Batch[PayloadT]) -> tuple[int, ...]:
         return self._ramps if batch.probe else batch.split.ramps
 
-    def _start_s(self, batch: Batch[P]) -> float:
+    def _start_s(self, batch: Batch[PayloadT]) -> float:
         with self._changed:  # another lane writes these fields
             free_s, stayed = self._free_s, {each for sample_ids in self._stayed.values() for each in sample_ids}
         # A batch that is full by tokens also waited, for an input that may have gone into another batch.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Literal
 
-from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, deadline_of
+from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, PayloadT, Queue, SplitCounts, deadline_of
 from earlyexit.network.boundary import AfterAnswer, Split, rest_of
 
 # How long batches take. The size of a batch is its number of tokens. Inputs without tokens count as one token each.
@@ -197,11 +197,11 @@ After a cold start of 2 s, the split is tried again once about thirty inputs wit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch(Generic[P]):
+class Batch(Generic[PayloadT]):
     """Members that run a split together."""
 
     split: Split
-    members: tuple[Member[P], ...]
+    members: tuple[Member[PayloadT], ...]
     tokens: int
     """The sum over all members."""
     started_s: float
@@ -217,12 +217,12 @@ class Batch(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice(Generic[P]):
+class Choice(Generic[PayloadT]):
     """The engine's decision for a free device."""
 
-    batch: Batch[P] | None
+    batch: Batch[PayloadT] | None
     """The batch to run now. None: no batch can start yet."""
-    dropped: tuple[Member[P], ...]
+    dropped: tuple[Member[PayloadT], ...]
     """Members whose deadline can no longer be met."""
     wake_s: float | None
     """If there is no batch, the time of the next decision. None: after the next submission."""
@@ -241,11 +241,11 @@ MOST_RUNNING: Final = 2
 
 
 @dataclass(slots=True, eq=False)
-class _Running(Generic[P]):
+class _Running(Generic[PayloadT]):
     """A batch on the device."""
 
-    batch: Batch[P]
-    inside: int
+    batch: Batch[PayloadT]
+    num_inside: int
     """The number of inputs that are not answered or that stay."""
     beside_since_s: float | None = None
     """When the batch that runs beside it began. None: it runs alone."""
@@ -253,7 +253,7 @@ class _Running(Generic[P]):
     """Seconds during which batches that have ended ran beside it."""
 
 
-class BatchEngine(Generic[P]):
+class BatchEngine(Generic[PayloadT]):
     """The queues and the dispatch of one replica's splits.
 
     A free device runs full batches first, the deepest split before others, so that work in progress drains. If no batch
@@ -288,13 +288,13 @@ class BatchEngine(Generic[P]):
         self._awaits_until_s = -math.inf
         self._ended: set[int] = set()
         """Sequences that ended since a batch answered steps. A batch that still runs may answer steps of them."""
-        self._running: list[_Running[P]] = []
+        self._running: list[_Running[PayloadT]] = []
         self._ran_probed_steps = False
         """Whether the latest batch consisted of steps of probed sequences. Such a step starts at once, and the next one
         arrives soon after its batch. Two probed sequences would always occupy the device, so others run next."""
-        self._hosted: dict[int, Queue[P]] = {}
+        self._hosted: dict[int, Queue[PayloadT]] = {}
         """The queues of the hosted splits, by first block."""
-        self._passing: dict[tuple[Split, bool], Queue[P]] = {}
+        self._passing: dict[tuple[Split, bool], Queue[PayloadT]] = {}
         """The queues of probes, and of splits that are not hosted. They are removed once they are empty."""
         self.follow(splits, "work-conserving")
 
@@ -339,7 +339,7 @@ class BatchEngine(Generic[P]):
         self._remove_drained()
 
     def submit(
-        self, next_block: int, members: Iterable[Member[P]], now_s: float, fallback: Sequence[Split] = ()
+        self, next_block: int, members: Iterable[Member[PayloadT]], now_s: float, fallback: Sequence[Split] = ()
     ) -> None:
         """Queues members for `next_block`.
 
@@ -361,13 +361,13 @@ class BatchEngine(Generic[P]):
         """Removes the queued members of a call that was cancelled. Returns their number."""
         return len(self._remove(lambda member: member.origin is origin))
 
-    def remove_sequences(self, sequences: Collection[int]) -> list[Member[P]]:
+    def remove_sequences(self, sequences: Collection[int]) -> list[Member[PayloadT]]:
         """Removes and returns the queued members of sequences that ended, perhaps before their batch."""
         self.awaited.difference_update(sequences)
         self._ended.update(sequences)
         return self._remove(lambda member: member.sequence in sequences)
 
-    def _remove(self, is_removed: Callable[[Member[P]], bool]) -> list[Member[P]]:
+    def _remove(self, is_removed: Callable[[Member[PayloadT]], bool]) -> list[Member[PayloadT]]:
         removed = [member for queue in self._deepest_first for member in queue.remove(is_removed)]
         self._remove_drained()
         return removed
@@ -379,7 +379,7 @@ class BatchEngine(Generic[P]):
         if not running:
             return True
         below = running[0].batch.split.overlap_below
-        return len(running) < MOST_RUNNING and below is not None and running[0].inside < below
+        return len(running) < MOST_RUNNING and below is not None and running[0].num_inside < below
 
     @property
     def running_sequences(self) -> set[int]:
@@ -387,11 +387,11 @@ class BatchEngine(Generic[P]):
         return {member.sequence for running in self._running for member in running.batch.members}
 
     @property
-    def running(self) -> list[Batch[P]]:
+    def running(self) -> list[Batch[PayloadT]]:
         """The batches on the device."""
         return [each.batch for each in self._running]
 
-    def begin(self, now_s: float) -> Choice[P]:
+    def begin(self, now_s: float) -> Choice[PayloadT]:
         """Returns the next batch if the device may begin one, and notes that it runs."""
         if not self.may_begin:
             return Choice(batch=None, dropped=(), wake_s=None)
@@ -405,11 +405,11 @@ class BatchEngine(Generic[P]):
         self._running.append(_Running(choice.batch, len(choice.batch.members), now_s if self._running else None))
         return choice
 
-    def shrink(self, batch: Batch[P], by: int) -> None:
+    def shrink(self, batch: Batch[PayloadT], by: int) -> None:
         """Notes that `by` inputs have finally left a running batch."""
-        self._running_of(batch).inside -= by
+        self._running_of(batch).num_inside -= by
 
-    def again(self, batch: Batch[P], members: Sequence[Member[P]], now_s: float) -> Batch[P]:
+    def again(self, batch: Batch[PayloadT], members: Sequence[Member[PayloadT]], now_s: float) -> Batch[PayloadT]:
         """Returns a batch of some members of a failed batch. It runs in place of the failed one."""
         running, tokens = self._running_of(batch), sum(member.tokens for member in members)
         running.shared_s = 0.0
@@ -419,7 +419,7 @@ class BatchEngine(Generic[P]):
 
     def end(
         self,
-        batch: Batch[P],
+        batch: Batch[PayloadT],
         *,
         first_s: float | None,
         total_s: float,
@@ -451,7 +451,7 @@ class BatchEngine(Generic[P]):
             self._awaits_until_s = now_s + RETURN_SHARE * total_s
         return busy_s
 
-    def leave(self, batch: Batch[P], now_s: float) -> None:
+    def leave(self, batch: Batch[PayloadT], now_s: float) -> None:
         """Removes a batch from the device, after all its parts have run."""
         self._running.remove(self._running_of(batch))
         for other in self._running:
@@ -459,7 +459,7 @@ class BatchEngine(Generic[P]):
                 other.shared_s += now_s - other.beside_since_s
                 other.beside_since_s = None
 
-    def go_on(self, block: int, members: Sequence[Member[P]], now_s: float) -> bool:
+    def go_on(self, block: int, members: Sequence[Member[PayloadT]], now_s: float) -> bool:
         """Queues the survivors of a batch for their next block. Returns False if no split here hosts that block.
 
         A plan that arrived while the batch ran may have changed the hosted splits.
@@ -469,7 +469,7 @@ class BatchEngine(Generic[P]):
         self.submit(block, members, now_s)
         return True
 
-    def choose(self, now_s: float) -> Choice[P]:
+    def choose(self, now_s: float) -> Choice[PayloadT]:
         """Returns the decision for a device that is free at `now_s`, and removes the batch from its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]
         if self._running and self._dispatch == "filling":  # only full batches and later splits begin beside a batch
@@ -479,7 +479,7 @@ class BatchEngine(Generic[P]):
         dropped = self._drop_late(waiting, now_s)
         if dropped:
             waiting = [queue for queue in waiting if queue.members]
-        chosen: Queue[P] | float | None = None
+        chosen: Queue[PayloadT] | float | None = None
         if self._ran_probed_steps and (others := [queue for queue in waiting if not queue.probe]):
             chosen = self._choose_among(others, now_s)
         if waiting and not isinstance(chosen, Queue):
@@ -500,11 +500,11 @@ class BatchEngine(Generic[P]):
         )
         return Choice(batch=batch, dropped=dropped, wake_s=None)
 
-    def _running_of(self, batch: Batch[P]) -> _Running[P]:
+    def _running_of(self, batch: Batch[PayloadT]) -> _Running[PayloadT]:
         running = self._running
         return running[0] if running[0].batch.lane == batch.lane else running[1]
 
-    def _queue_of(self, split: Split, *, probe: bool = False) -> Queue[P]:
+    def _queue_of(self, split: Split, *, probe: bool = False) -> Queue[PayloadT]:
         """Returns the queue of a split's probes or other members. Creates it if there is none.
 
         A split that begins with the first block of a hosted split must be that split.
@@ -527,7 +527,7 @@ class BatchEngine(Generic[P]):
         queues = [*self._hosted.values(), *self._passing.values()]
         self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
 
-    def _choose_among(self, waiting: Sequence[Queue[P]], now_s: float) -> Queue[P] | float:
+    def _choose_among(self, waiting: Sequence[Queue[PayloadT]], now_s: float) -> Queue[PayloadT] | float:
         """Returns the queue of the next batch, or the time of the next decision."""
         for queue in waiting:
             if queue.is_full:
@@ -546,12 +546,12 @@ class BatchEngine(Generic[P]):
             return latest_s
         return urgent
 
-    def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
+    def _drop_late(self, waiting: Sequence[Queue[PayloadT]], now_s: float) -> tuple[Member[PayloadT], ...]:
         # Clockwork's rule (E3 section 3.1): an input is dropped if it would be late at the first exit of a batch that
         # starts now. By the time of a single input, an overloaded device would run batches whose answers are all late.
         # Answered inputs that stay are dropped too. Else the device would spend time on their records instead of
         # answers, and records would hold too many early exits.
-        dropped: list[Member[P]] = []
+        dropped: list[Member[PayloadT]] = []
         for queue in waiting:
             trust = self._trust.get(queue.split.first, 1.0)
             mean_tokens = self.times.mean_tokens(queue.split)
@@ -565,11 +565,11 @@ class BatchEngine(Generic[P]):
             self._remove_drained()
         return tuple(dropped)
 
-    def _latest_start_s(self, queue: Queue[P]) -> float:
+    def _latest_start_s(self, queue: Queue[PayloadT]) -> float:
         """Returns when a batch of the queue must start so that its most urgent member meets its deadline."""
         return queue.members[0].deadline_s - sum(self._remaining_batch_s(queue)) - queue.members[0].reserve_s
 
-    def _remaining_batch_s(self, queue: Queue[P]) -> list[float]:
+    def _remaining_batch_s(self, queue: Queue[PayloadT]) -> list[float]:
         """Returns the seconds of a full batch of the queue's split, and of each later hosted split of its network."""
         times = self.times
         own_s = times.batch_s(queue.split, queue.tokens_when_full(times.mean_tokens(queue.split)))

@@ -129,7 +129,7 @@ class Waiting(Protocol):
         """When it was queued here. At an ingress: when it arrived."""
 
 
-X = TypeVar("X", bound=Waiting)
+WaitingT = TypeVar("WaitingT", bound=Waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class OrderSpec(FromFile):
 DEFAULT: Final = OrderSpec()
 
 
-def take_from(waiting: list[X], order: OrderSpec, budget: Budget, now_s: float) -> list[X]:
+def take_from(waiting: list[WaitingT], order: OrderSpec, budget: Budget, now_s: float) -> list[WaitingT]:
     """Removes the next batch from a list that is sorted by deadline, and returns it."""
     if order.takes_front(waiting, now_s):
         batch = waiting[: budget.inputs]
@@ -300,17 +300,17 @@ def any_two_fit(lengths: Sequence[int], slot_length: int) -> bool:
     return len(lengths) > 1 and sum(sorted(lengths)[:2]) <= slot_length
 
 
-P = TypeVar("P")
+PayloadT = TypeVar("PayloadT")
 NO_SEQUENCE = 0
 """The sequence number of inputs that belong to no sequence, and of warm-ups and profiles."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Member(Generic[P]):
+class Member(Generic[PayloadT]):
     """One input in one replica."""
 
     sample_id: str
-    payload: P
+    payload: PayloadT
     """Its hidden state. The engine does not read it."""
     tokens: int = 1
     """Its length, which the engine takes as its cost; 1 if inputs have no tokens."""
@@ -370,13 +370,13 @@ class SplitCounts:
 
 
 @dataclass(slots=True, eq=False)
-class Queue(Generic[P]):
+class Queue(Generic[PayloadT]):
     """The queued members of one split: either its probes or its other members."""
 
     split: Split
     probe: bool = False
     counts: SplitCounts = field(init=False)
-    members: list[Member[P]] = field(default_factory=list)
+    members: list[Member[PayloadT]] = field(default_factory=list)
     """Sorted by deadline, then by arrival. Most arrive in this order, so a sorted list is faster than a heap."""
 
     def __post_init__(self) -> None:
@@ -395,7 +395,7 @@ class Queue(Generic[P]):
         """Returns the expected tokens of its next batch if that is full; future members have `mean_tokens` each."""
         return self.counts.budget.tokens_when_full(mean_tokens, len(self.members), _sum_of(self.members))
 
-    def take(self, order: OrderSpec, now_s: float) -> tuple[tuple[Member[P], ...], int]:
+    def take(self, order: OrderSpec, now_s: float) -> tuple[tuple[Member[PayloadT], ...], int]:
         """Removes the next batch and counts it. Returns its members and tokens. At least one member must wait."""
         counts = self.counts
         members = tuple(take_from(self.members, order, counts.budget, now_s))
@@ -405,7 +405,7 @@ class Queue(Generic[P]):
         counts.tokens += num_tokens
         return members, num_tokens
 
-    def drop_before(self, earliest_s: float) -> list[Member[P]]:
+    def drop_before(self, earliest_s: float) -> list[Member[PayloadT]]:
         """Removes the members with a deadline before `earliest_s`, counts them as dropped, and returns them."""
         num_late = bisect_left(self.members, earliest_s, key=deadline_of)
         late = self.members[:num_late]
@@ -413,19 +413,19 @@ class Queue(Generic[P]):
         self.counts.dropped += num_late
         return late
 
-    def remove(self, is_removed: Callable[[Member[P]], bool]) -> list[Member[P]]:
+    def remove(self, is_removed: Callable[[Member[PayloadT]], bool]) -> list[Member[PayloadT]]:
         """Removes and returns the members for which `is_removed` holds."""
         removed = list(filter(is_removed, self.members))
         if removed:
             self.members = [member for member in self.members if not is_removed(member)]
         return removed
 
-    def move_to(self, other: Queue[P]) -> None:
+    def move_to(self, other: Queue[PayloadT]) -> None:
         """Moves all members to another queue."""
         other.members = sorted(other.members + self.members, key=_by_order)
         self.members = []
 
 
-def _sum_of(members: Sequence[Member[P]]) -> int:
+def _sum_of(members: Sequence[Member[PayloadT]]) -> int:
     """Returns the members' total number of tokens."""
     return sum([member.tokens for member in members])  # faster than `map` with an attrgetter
