@@ -19,11 +19,11 @@ from earlyexit.network.boundary import Encoded, takes_images
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.base import ValueArray
 from earlyexit.training.augmentation import Augmentation
-from earlyexit.training.ramps import Descent, TrainOptions, after_exits, derived_seed, pack
+from earlyexit.training.ramps import Descent, FitOptions, after_exits, derived_seed, pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JointOptions(TrainOptions):
+class JointOptions(FitOptions):
     """Options of joint training."""
 
     imitate: bool = False

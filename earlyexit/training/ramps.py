@@ -37,7 +37,7 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
+class FitOptions:
     """Options of training."""
 
     epochs: int = 40
@@ -56,7 +56,7 @@ class Descent:
         self,
         groups: Sequence[tuple[Sequence[nn.Parameter], float]],
         num_inputs: int,
-        options: TrainOptions,
+        options: FitOptions,
         *,
         least_batch: int = 1,
     ) -> None:
@@ -187,7 +187,7 @@ def train_ramps(
     model: EarlyExitModel,
     encoded: Sequence[Encoded],
     targets: ValueArray,
-    options: TrainOptions | None = None,
+    options: FitOptions | None = None,
     *,
     features: Mapping[int, Tensor] | None = None,
 ) -> None:
@@ -198,7 +198,7 @@ def train_ramps(
     initialised from the backbone's blocks, their heads from the full model's head (PAME section 5.2).
     `features`: those of `exit_features`; None to compute them.
     """
-    options, last = options or TrainOptions(), model.num_blocks - 1
+    options, last = options or FitOptions(), model.num_blocks - 1
     features = features or exit_features(model, encoded, progress=options.progress)
     ramps = {block: model.exit_head(block) for block in model.ramp_indices}
     if "head" not in model.info.provenance:
@@ -216,7 +216,7 @@ def _train_heads(
     features: Mapping[int, Tensor],
     loss_of: Callable[[Tensor, Tensor], Tensor],
     wanted_N: Tensor,
-    options: TrainOptions,
+    options: FitOptions,
     what: str,
 ) -> None:
     """Trains heads. `loss_of`: maps outputs, (B, C), and the entries of `wanted_N` for these inputs to their loss."""

@@ -28,7 +28,7 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.heads import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.sequences.sequence import PAGE_TOKENS, Sampling, TokenSequence, step_of
-from earlyexit.training.ramps import Descent, Progress, TrainOptions, after_exits, no_progress, reinitialise
+from earlyexit.training.ramps import Descent, FitOptions, Progress, after_exits, no_progress, reinitialise
 
 BATCH = 16
 """Sequences per batch."""
@@ -146,14 +146,14 @@ def _generate_batch(model: EarlyExitModel, cut: Cut, batch: Sequence[Generated],
                 del active[number]
 
 
-TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
+TOKEN_OPTIONS = FitOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
 CLASSIFIER_EPOCHS = 6
 ROWS = 256
 """Rows of logits that are computed at once, to bound memory: 50 MB for SmolLM2."""
 
 
 def train_token_ramps(
-    model: EarlyExitModel, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], options: TrainOptions
+    model: EarlyExitModel, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], options: FitOptions
 ) -> None:
     """Train all ramps on texts, which are token ids: first norms and adapters, then classifiers.
 
@@ -176,7 +176,7 @@ def train_token_ramps(
 
 @torch.no_grad()
 def _states(
-    model: EarlyExitModel, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], options: TrainOptions
+    model: EarlyExitModel, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], options: FitOptions
 ) -> dict[int, Tensor]:
     """Returns the inputs of all exits, by block (N, D)."""
     kept: defaultdict[int, list[Tensor]] = defaultdict(list)
@@ -213,7 +213,7 @@ def _train_answers(
     ramps: Mapping[int, NormedRamp],
     states: Mapping[int, Tensor],
     full_N: Tensor,
-    options: TrainOptions,
+    options: FitOptions,
 ) -> None:
     tokens_W, target_N = torch.unique(full_N, return_inverse=True)
     assert isinstance(model.head, VocabularyHead)
@@ -231,7 +231,7 @@ def _train_answers(
 
 
 def _train_classifiers(
-    ramps: Mapping[int, NormedRamp], states: Mapping[int, Tensor], full_N: Tensor, options: TrainOptions
+    ramps: Mapping[int, NormedRamp], states: Mapping[int, Tensor], full_N: Tensor, options: FitOptions
 ) -> None:
     agrees = {block: (_answers(ramp, states[block]) == full_N).float() for block, ramp in ramps.items()}
 

@@ -109,16 +109,16 @@ def record(
 
     `truth_N`: the labels of the inputs; without them, the full model counts as right. `facts`: the provenance.
     """
-    from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
+    from earlyexit.training.ramps import FitOptions, exit_outputs, train_ramps
     from offramp.commands.calibrate import join_records
 
     ramped = with_ramps(material.model, ramps)
     unknown_N = np.zeros(max(len(material.inputs), len(material.learn)), dtype=np.int64)
     with progress_bars() as progress:
         if epochs is None:
-            batches = math.ceil(len(material.learn) / TrainOptions().batch)
-            epochs = max(TrainOptions().epochs, LEAST_STEPS // batches)
-        options = TrainOptions(epochs=epochs, seed=SEED, progress=progress)
+            batches = math.ceil(len(material.learn) / FitOptions().batch)
+            epochs = max(FitOptions().epochs, LEAST_STEPS // batches)
+        options = FitOptions(epochs=epochs, seed=SEED, progress=progress)
         train_ramps(ramped, material.learn, unknown_N[: len(material.learn)], options)
         outputs = exit_outputs(ramped, material.inputs, progress=progress)
     given_N = unknown_N[: len(material.inputs)] if truth_N is None else truth_N

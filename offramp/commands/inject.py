@@ -24,7 +24,7 @@ from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
+from earlyexit.training.ramps import FitOptions, Progress, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.commands.folders import replacing_model
 from offramp.commands.jobs import HELD_OUT, MAX_BLOCKS, CalibrateJob, InjectJob, InjectOptions, ProfileJob
 from offramp.commands.output import command, progress_bars, provenance, warn
@@ -141,7 +141,7 @@ def inject(
         model.info = replace(model.info, task=LabelTask(names), provenance=facts | dict(model.info.provenance))
         own_labels = [names[k] for k in answers.tolist()]
         truth_N = model.task.targets(learned.labels if learned.are_labelled else own_labels)
-        options = training_options(job, TrainOptions(), progress=progress)
+        options = training_options(job, FitOptions(), progress=progress)
         train_ramps(model, encoded, truth_N, options, features=features)
         save_model(model, folder)
         outputs = outputs_of_features(model, features)

@@ -36,8 +36,7 @@ from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
-from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
-from earlyexit.training.ramps import TrainOptions as RampTraining
+from earlyexit.training.ramps import FitOptions, Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, train_token_ramps
 from offramp.commands.calibrate import choose_score, join_records, prompts_of
 from offramp.commands.folders import calibrate_command, read_calibration, replacing_model
@@ -86,7 +85,7 @@ def train(
 
 
 def _train_on_rows(
-    model: EarlyExitModel, codec: Codec[object], data: LabelledRows, job: TrainJob, options: RampTraining
+    model: EarlyExitModel, codec: Codec[object], data: LabelledRows, job: TrainJob, options: FitOptions
 ) -> tuple[dict[int, Tensor], ValueArray]:
     """Trains a model; returns the exits' features, none if the backbone was trained too, and the targets."""
     targets = data.targets(model.task, codec) if data.are_labelled else None
@@ -120,7 +119,7 @@ def check_encoded(job: NewModelJob, model: EarlyExitModel, encoded: Sequence[Enc
 
 
 def _train_on_tokens(
-    model: EarlyExitModel, codec: Codec[object], data: LabelledRows, job: TrainJob, options: RampTraining
+    model: EarlyExitModel, codec: Codec[object], data: LabelledRows, job: TrainJob, options: FitOptions
 ) -> None:
     """Trains a decoder's ramps on texts, or on the decoder's own answers to them."""
     task = model.task
@@ -168,7 +167,7 @@ def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], b
         }
 
 
-def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, RampTraining]:
+def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, FitOptions]:
     """Returns the model before training, with new weights drawn by the seed, and the options of training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
@@ -232,10 +231,10 @@ def describe_head(model: EarlyExitModel) -> str:
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 
-def _default_options(job: TrainJob, task: Task, pretrained: Pretrained) -> RampTraining:
+def _default_options(job: TrainJob, task: Task, pretrained: Pretrained) -> FitOptions:
     """Returns the default options for this kind of training."""
     if not job.joint:
-        return RampTraining()
+        return FitOptions()
     if task.large:
         return JOINT_MAPS
     if takes_images(pretrained.backbone.inputs):
@@ -243,7 +242,7 @@ def _default_options(job: TrainJob, task: Task, pretrained: Pretrained) -> RampT
     return JOINT_OPTIONS
 
 
-def training_options(job: NewModelJob, default: RampTraining, **overrides: Any) -> RampTraining:
+def training_options(job: NewModelJob, default: FitOptions, **overrides: Any) -> FitOptions:
     """Returns `default` with the options of the same name that the job sets, and with `overrides`."""
     of_job = {each.name: getattr(job, each.name, None) for each in fields(default)}
     return replace(default, **{name: value for name, value in of_job.items() if value is not None} | overrides)

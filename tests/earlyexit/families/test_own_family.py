@@ -30,7 +30,7 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.training.joint import train_jointly
-from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
+from earlyexit.training.ramps import FitOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.convolutions import PIXELS, SHAPES, Convolution, Flat, Pixels, pictures
 from tests.earlyexit.families.convolutions import build as build_convolutions
 from tests.earlyexit.foreign.modules import Applied
@@ -235,7 +235,7 @@ def classified() -> EarlyExitModel:
 def test_training_changes_ramps_and_leaves_the_networks_own_answers(classified: EarlyExitModel) -> None:
     encoded, labels = pictures(32)
     before = exit_outputs(classified, encoded)
-    train_ramps(classified, encoded, labels, TrainOptions(epochs=2, batch=16))
+    train_ramps(classified, encoded, labels, FitOptions(epochs=2, batch=16))
     after = exit_outputs(classified, encoded)
     assert after[2].equal(before[2])
     assert not after[0].equal(before[0])

@@ -23,7 +23,7 @@ from earlyexit.ramps import RampStyle, build_ramp
 from earlyexit.ramps.heads import BridgeRamp, DeconvRamp, MapsRamp, Ramp, VocabularyHead
 from earlyexit.ramps.pooling import Pooling, pooled_size
 from earlyexit.tasks.label import LabelTask
-from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
+from earlyexit.training.ramps import FitOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.checkpoints import resnet_state
 from tests.earlyexit.families.convolutions import pictures
 from tests.earlyexit.families.decoders import (
@@ -43,7 +43,7 @@ from tests.earlyexit.training.test_ramps import changed, copy_of
 SIDE = 12
 SIZES = {"depth": 14, "side": SIDE}
 BRIDGES = RampOptions(style="bridge")
-QUICK = TrainOptions(epochs=10, batch=16, learning_rate=1e-2)
+QUICK = FitOptions(epochs=10, batch=16, learning_rate=1e-2)
 
 
 def small(ramps: RampOptions = BRIDGES) -> EarlyExitModel:

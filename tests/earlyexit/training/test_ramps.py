@@ -26,7 +26,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.joint import JointOptions, train_jointly
-from earlyexit.training.ramps import TrainOptions, batches_by_length, exit_outputs, importance_of, pack, train_ramps
+from earlyexit.training.ramps import FitOptions, batches_by_length, exit_outputs, importance_of, pack, train_ramps
 from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model
 from tests.earlyexit.families.convolutions import pictures
 from tests.earlyexit.network.chains import chained
@@ -36,7 +36,7 @@ from tests.earlyexit.network.tokens import of_tokens, random_inputs
 
 SIZES = SMALL | {"vocab_size": 40, "num_blocks": 3, "max_length": 16}
 NUM_INPUTS = 96
-QUICK = TrainOptions(epochs=30, batch=32, learning_rate=2e-2)
+QUICK = FitOptions(epochs=30, batch=32, learning_rate=2e-2)
 
 
 def toy(seed: int) -> tuple[list[Encoded], ValueArray]:
@@ -105,7 +105,7 @@ def test_the_head_of_a_checkpoint_is_not_trained() -> None:
         ramps=RampOptions(),
     )
     ramps = copy_of(model.ramps)
-    train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
+    train_ramps(model, *toy(seed=0), FitOptions(epochs=2, batch=32))
     assert changed(model.head, dict(head.weights)) == set()
     assert changed(model.ramps, ramps) == set(ramps)
 
@@ -150,7 +150,7 @@ def test_ramps_learn_on_maps_of_a_frozen_network(style: RampStyle, pooling: Pool
 
 @pytest.mark.parametrize(("style", "pooling"), [("light", "mean"), ("mlp", "grid"), ("conv", "mean")], ids=str)
 def test_a_ramp_trained_alone_becomes_the_same_among_others(style: RampStyle, pooling: Pooling) -> None:
-    options = TrainOptions(epochs=4, batch=8, learning_rate=2e-2)
+    options = FitOptions(epochs=4, batch=8, learning_rate=2e-2)
     together, alone = resnet(pooling, style), resnet(pooling, style, at=(1,))
     for model in (together, alone):
         train_ramps(model, *pictures(32, seed=0), options)
@@ -168,7 +168,7 @@ def test_a_ramp_of_maps_trained_alone_becomes_the_same_among_others(style: RampS
         torch.manual_seed(before)
         for norm in (each for each in model.exit_head(1).modules() if isinstance(each, torch.nn.BatchNorm2d)):
             torch.nn.init.constant_(norm.weight, 1 + before)  # as if something had been learned
-        train_ramps(model, inputs, places, TrainOptions(epochs=2, batch=8))
+        train_ramps(model, inputs, places, FitOptions(epochs=2, batch=8))
     for name, tensor in alone.exit_head(1).state_dict().items():
         torch.testing.assert_close(tensor, together.exit_head(1).state_dict()[name], rtol=0, atol=1e-6)
 
@@ -177,7 +177,7 @@ def test_ramps_are_drawn_by_the_seed_alone() -> None:
     def trained(seed: int, before: int) -> Tensor:
         torch.manual_seed(before)
         model = random_model(SIZES)
-        train_ramps(model, *toy(seed=0), TrainOptions(epochs=1, batch=32, seed=seed))
+        train_ramps(model, *toy(seed=0), FitOptions(epochs=1, batch=32, seed=seed))
         weight: Tensor = model.exit_head(0).state_dict()["classifier.weight"]
         return weight
 
@@ -219,7 +219,7 @@ def test_batches_are_of_similar_length_longest_first() -> None:
 
 def test_progress_is_reported_for_epochs_and_features() -> None:
     told: list[tuple[str, int, int]] = []
-    options = TrainOptions(epochs=2, batch=64, progress=lambda what, done, total: told.append((what, done, total)))
+    options = FitOptions(epochs=2, batch=64, progress=lambda what, done, total: told.append((what, done, total)))
     train_ramps(random_model(SIZES), *toy(seed=0), options)
     epochs = [(f"epochs, {what}", done, 2) for what in ("head", "ramps") for done in (1, 2)]
     assert told == [("features", 64, 96), ("features", 96, 96), *epochs]

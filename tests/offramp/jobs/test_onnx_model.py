@@ -21,7 +21,7 @@ from earlyexit.network.boundary import Split
 from earlyexit.network.model import TorchRunner
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
+from earlyexit.training.ramps import FitOptions, exit_outputs, train_ramps
 from offramp.commands.calibrate import calibrate
 from offramp.commands.doctor import check_target
 from offramp.commands.jobs import CalibrateJob
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = with_ramps(pictures_taken(saved(pictures_graph(), folder / "from"), folder / "model"))
     encoded = random_pictures(ROWS)
     targets = exit_outputs(model, encoded)[2].argmax(1).numpy()
-    train_ramps(model, encoded, targets, TrainOptions(epochs=120, batch=64, learning_rate=3e-2))
+    train_ramps(model, encoded, targets, FitOptions(epochs=120, batch=64, learning_rate=3e-2))
     save_model(model, folder / "model")
     return folder / "model"
 
