@@ -140,7 +140,7 @@ def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob
     check_ramps(job, card.ramps)
     if job.prune is not None:
         check_prunable(folder, card.chain.end_ramps)
-    return job.model_copy(update={"among": 1 + _has_reference(job, card.chain) + (job.prune is not None)})
+    return job.model_copy(update={"num_calibrations": 1 + _has_reference(job, card.chain) + (job.prune is not None)})
 
 
 def _has_reference(job: CalibrateJob, chain: Chain) -> bool:

@@ -371,7 +371,7 @@ class CalibrateJob(Job):
     """Largest mean loss (for labels, the share of answers that differ, or with harm of those that got worse)."""
     confidence: float = 0.90
     """Probability that the budget is kept."""
-    among: int = Field(default=1, exclude=True)
+    num_calibrations: int = Field(default=1, exclude=True)
     """Number of calibrations that are tested with the same inputs, as in `Guarantee`."""
     ramps: Integers | Literal["all", "ends"] | None = None
     """Ramps that get thresholds: blocks such as 0,3,5, `all`, or `ends` (the ends of a chain's networks). The guarantee
@@ -411,7 +411,7 @@ class CalibrateJob(Job):
         """The budget and the confidence; raises DataError for an impossible combination."""
         from optimizer.calibration.thresholds import Guarantee
 
-        return Guarantee(budget=self.budget, confidence=self.confidence, among=self.among)
+        return Guarantee(budget=self.budget, confidence=self.confidence, num_calibrations=self.num_calibrations)
 
     @property
     def min_rows(self) -> int:

@@ -147,7 +147,7 @@ class CalibrationData:
             budget=job.budget,
             confidence=job.confidence,
             tested=figures | self.figures,
-            provenance=self.facts if job.among == 1 else self.facts | {AMONG: job.among},
+            provenance=self.facts | ({AMONG: job.num_calibrations} if job.num_calibrations > 1 else {}),
         )
 
 
@@ -207,7 +207,8 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
         return
     guarantee, advice = job.guarantee, few_rows_advice(job, len(data), lambda each: each.min_rows)
     metric = f"harm of {job.budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - job.budget:.10g}"
-    several = f" for {guarantee.among} calibrations (only one if --ramps is set)" if guarantee.among > 1 else ""
+    number = guarantee.num_calibrations
+    several = f" for {number} calibrations (only one if --ramps is set)" if number > 1 else ""
     raise DataError(
         f"{job.source}: {len(data)} rows; at least {job.min_rows} are needed to promise {metric} with "
         f"confidence {guarantee.confidence:.10g}{several}: {DESIGN_SHARE:.0%} of the rows choose thresholds, and "

@@ -55,7 +55,7 @@ class Guarantee:
     """Largest mean loss. For labels and the metric `agreement`, it is the largest share of different answers."""
     confidence: float = 0.90
     """Probability, over the draw of the calibration inputs, that the budget is kept."""
-    among: int = 1
+    num_calibrations: int = 1
     """Number of calibrations that are tested on the same inputs, of which one is selected. Each test gets an equal part
     of the error probability (Bonferroni)."""
 
@@ -65,14 +65,14 @@ class Guarantee:
                 raise DataError(f"the {name} must be between 0 and 1, not {share}")
 
     @property
-    def may_fail(self) -> float:
+    def error_probability(self) -> float:
         """Probability that a test may accept thresholds that break the budget."""
-        return (1 - self.confidence) / self.among
+        return (1 - self.confidence) / self.num_calibrations
 
     @property
     def least_inputs(self) -> int:
         """Number of inputs that a test needs to accept thresholds without any loss."""
-        return int(np.ceil(np.log(self.may_fail) / np.log(1 - self.budget)))
+        return int(np.ceil(np.log(self.error_probability) / np.log(1 - self.budget)))
 
     @cache  # noqa: B019 # there are few guarantees, and the search is expensive
     def inputs_for(self, lost: int) -> int:
@@ -82,7 +82,7 @@ class Guarantee:
 
     def holds(self, total_loss: float, num_inputs: int, *, zero_one: bool = True) -> bool:
         """Returns whether the total loss of the inputs rejects the hypothesis of a mean loss above the budget."""
-        return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= self.may_fail
+        return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= self.error_probability
 
 
 def p_value(total_loss: float, num_inputs: int, budget: float, *, zero_one: bool) -> float:

@@ -82,10 +82,10 @@ def test_sums_of_losses_are_accepted_up_to_the_first_at_which_the_test_fails() -
     assert [guarantee.holds(total, 400, zero_one=False) for total in (0.0, 0.3, 0.9)] == [True, True, False]
 
 
-@pytest.mark.parametrize("among", [1, 2, 4])
-def test_alternative_calibrations_share_the_error_probability(among: int) -> None:
-    shared = Guarantee(budget=0.05, confidence=0.9, among=among)
-    alone = Guarantee(budget=0.05, confidence=1 - 0.1 / among)
-    assert shared.may_fail == pytest.approx(0.1 / among)
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_alternative_calibrations_share_the_error_probability(number: int) -> None:
+    shared = Guarantee(budget=0.05, confidence=0.9, num_calibrations=number)
+    alone = Guarantee(budget=0.05, confidence=1 - 0.1 / number)
+    assert shared.error_probability == pytest.approx(0.1 / number)
     assert shared.least_inputs == alone.least_inputs
     assert [shared.inputs_for(lost) for lost in range(4)] == [alone.inputs_for(lost) for lost in range(4)]
