@@ -59,7 +59,7 @@ class ChainModels(BaseModel):
             raise ModelFolderError(f"a chain has {len(self.models)} models, but {len(self.names)} names")
         return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
 
-    def members(self, folder: Path, chain: Chain) -> Iterator[Path]:
+    def network_folders(self, folder: Path, chain: Chain) -> Iterator[Path]:
         """Yields the models' folders. Raises ModelFolderError if one is missing or holds another model."""
         for network, (relative, name) in enumerate(zip(self.models, self.names, strict=True)):
             path, before = (folder / relative).resolve(), (name, self.blocks[network], tuple(chain.ramps_of(network)))
@@ -141,11 +141,11 @@ class ModelCard(BaseModel):
             return ChainModels.model_validate(self.backbone).chain(self.ramps)
         return Chain(names=(self.name,), lengths=(self.num_blocks,), ramps=self.ramps)
 
-    def members(self, folder: Path) -> tuple[Path, ...]:
-        """Returns the folders of the networks of the model in `folder`: see `ChainModels.members`."""
+    def network_folders(self, folder: Path) -> tuple[Path, ...]:
+        """Returns the folders of the networks of the model in `folder`: see `ChainModels`."""
         if self.family != CHAIN:
             return (folder,)
-        return tuple(ChainModels.model_validate(self.backbone).members(folder, self.chain))
+        return tuple(ChainModels.model_validate(self.backbone).network_folders(folder, self.chain))
 
     @property
     def max_length(self) -> int:
@@ -276,7 +276,7 @@ def load_network(
     from earlyexit.network.model import ChainNetwork
 
     card = read_card(folder)
-    members = [load_model(path, device=device, dtype=dtype) for path in card.members(folder)]
+    members = [load_model(path, device=device, dtype=dtype) for path in card.network_folders(folder)]
     for member in members:
         member.attention = attention
     if card.chain.is_one:
@@ -291,7 +291,7 @@ def open_network(backend: BackendName, network: Network, folder: Path) -> Segmen
     """Opens a backend for a network or chain whose weights are final: see `open_segments`."""
     from earlyexit.network.model import ChainNetwork
 
-    pairs = list(zip(network.members, read_card(folder).members(folder), strict=True))
+    pairs = list(zip(network.members, read_card(folder).network_folders(folder), strict=True))
     runners = [open_segments(backend, member, path) for member, path in pairs]
     if len(runners) == 1:
         return runners[0]
@@ -338,9 +338,9 @@ def check_prunable(folder: Path, ends: Collection[int]) -> None:
     if not ends:
         return
     card = read_card(folder)
-    members = card.members(folder)
+    folders = card.network_folders(folder)
     for block in sorted(ends):
-        network = read_card(members[card.chain.network_of(block)])
+        network = read_card(folders[card.chain.network_of(block)])
         if network.family not in MEASURES_IMPORTANCE:
             raise PlanError(
                 f"{network.name}: words are pruned by the attention that they receive, which networks of the family "

@@ -133,7 +133,7 @@ def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob
             raise DataError(f"{folder} is a single network: --prune and --ensemble are for chains")
         check_ramps(job, card.ramps)
         return job
-    for member in card.members(folder):
+    for member in card.network_folders(folder):
         read_calibration(member)
     if job.ramps == "ends":
         job = job.model_copy(update={"ramps": card.chain.end_ramps})
@@ -179,7 +179,7 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
 def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
     """Returns the number of parameters of each block, as its estimated cost; None if it is unknown for a network."""
     costs = list[float]()
-    for member in card.members(folder):
+    for member in card.network_folders(folder):
         blocks = getattr(load_model(member).backbone, "blocks", None)
         if not isinstance(blocks, torch.nn.ModuleList):
             return None
@@ -219,7 +219,7 @@ def compute_outputs(
     """
     chain, tokens_N = card.chain, None
     outputs: dict[int, Tensor] = {}
-    for network, member in enumerate(card.members(folder)):
+    for network, member in enumerate(card.network_folders(folder)):
         model = load_model(member, dtype=getattr(torch, dtype))
         if not fitted:
             model.temperatures_E.fill_(1.0)
@@ -437,7 +437,7 @@ def run_pruned(
     kept, measuring = [1.0], list[float]()
     outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
     prune: dict[int, float] = {}
-    for network, member in enumerate(card.members(folder)):
+    for network, member in enumerate(card.network_folders(folder)):
         model = load_model(member, dtype=getattr(torch, dtype))
         encoded = codec.of(network).encode(rows, truncate=True)
         if network:

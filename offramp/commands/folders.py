@@ -42,7 +42,7 @@ CONFIG = "config.json"
 
 def members_of(folder: Path, card: ModelCard) -> list[dict[str, str]]:
     """Returns the names of a folder's networks, and the hashes of their weights, temperatures included."""
-    members = zip(card.chain.names, card.members(folder), strict=True)
+    members = zip(card.chain.names, card.network_folders(folder), strict=True)
     return [{"name": name, "sha256": weights_file_sha256(member)} for name, member in members]
 
 
@@ -291,7 +291,7 @@ def check_model(folder: Path) -> ModelCard:
     of the user cannot be imported.
     """
     card = read_card(folder)
-    for member in card.members(folder):
+    for member in card.network_folders(folder):
         network = read_card(member)
         check_weights(member / WEIGHTS_FILE)
         if missing := [name for name in network.network_files if not (member / name).is_file()]:

@@ -58,7 +58,7 @@ def checked_card(folder: Path, settings: ModelSettings) -> ModelCard:
                 f"{card.name!r} does not generate; leave it out"
             )
     if settings.dtype != "float32":
-        for each in card.members(folder):
+        for each in card.network_folders(folder):
             read_card(each).check_dtype(settings.dtype)
     return card
 

@@ -371,7 +371,7 @@ def _check_memory(file: ServiceParts) -> None:
 def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
     """Returns the bytes of all networks of the model: the weights in `dtype`, and files that are not converted."""
     num_bytes = 0
-    for folder in card.members(model):
+    for folder in card.network_folders(model):
         weights, *others = (folder / name for name in (WEIGHTS_FILE, *read_card(folder).network_files))
         if missing := [path.name for path in (weights, *others) if not path.is_file()]:
             raise DataError(f"{folder} has no {missing[0]}")
@@ -406,10 +406,10 @@ def _read_parts(document: ServiceDocument, source: Source) -> ServiceParts:
 def _contradictions(parts: ServiceParts) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields what does not fit the model, the cluster or another field: the path of a field, and a message."""
     document, planner, card, unpriced = parts.document, parts.document.planner, parts.card, parts.unpriced
-    lengths, objective, members = document.lengths, planner.objective, card.members(parts.model)
+    lengths, objective, folders = document.lengths, planner.objective, card.network_folders(parts.model)
     expected = [(parts.base / each).resolve() for each in document.model.models or ()]
-    if expected and [each.resolve() for each in members] != expected:
-        is_now = f"is a chain of {' and '.join(map(str, members))}" if len(members) > 1 else "is a single model"
+    if expected and [each.resolve() for each in folders] != expected:
+        is_now = f"is a chain of {' and '.join(map(str, folders))}" if len(folders) > 1 else "is a single model"
         wanted = f"not a chain of {' and '.join(map(str, expected))}; `offramp chain` makes one"
         yield ("model", "models"), f"{parts.model} {is_now}, {wanted}"
     real = ", ".join(device for device in parts.inventory.counts if not device.startswith(EMULATED))

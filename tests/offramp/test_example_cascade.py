@@ -34,6 +34,6 @@ def test_the_demos_chain_is_half_of_its_model_before_the_whole_model_without_ram
     assert folder == tmp_path / "cascade"
     assert card.name == read_card(tmp_path / "large").name, "it is loaded as a version of the large model"
     assert card.chain.networks == (half, half + NUM_BLOCKS)
-    assert card.members(folder) == (tmp_path / "small", tmp_path / "large")
+    assert card.network_folders(folder) == (tmp_path / "small", tmp_path / "large")
     assert card.ramps == tuple(range(half)), "those of the small model, its end among them"
     assert set(read_calibration(folder).thresholds) <= set(card.ramps)

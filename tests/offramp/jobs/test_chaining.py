@@ -92,7 +92,7 @@ def test_a_chain_is_a_model_folder_and_a_refused_chain_leaves_no_folder(pair: li
     assert card.backbone == {"models": ["../../little", "../../big"], "names": ["small", "large"], "blocks": [2, 3]}
     assert (card.label_names, card.max_length, card.input_kind, card.has_tokens) == (("a", "b", "c"), 32, "text", True)
     assert [len(each) for each in card.boundaries] == [1, 0, 1, 1, 1]
-    assert card.members(out) == tuple(folder.resolve() for folder in pair)
+    assert card.network_folders(out) == tuple(folder.resolve() for folder in pair)
     assert card.chain.networks == (2, 5)
     assert [each["name"] for each in card.provenance["members"]] == ["small", "large"]
     assert chain_models(pair, out, name="both").name == "both"

@@ -209,7 +209,7 @@ FOLDERS: dict[str, Reader] = {
         lambda out: chain_models([put(out.parent / "other", "other"), out], out.parent / "more"),
     ),
     "chain: a model moved": after(
-        lambda models, out: models[0].rename(out.parent / "elsewhere"), lambda out: read_card(out).members(out)
+        lambda models, out: models[0].rename(out.parent / "elsewhere"), lambda out: read_card(out).network_folders(out)
     ),
     "chain: a model of more blocks": after(lambda models, out: put(models[0], "small", blocks=4), load_network),
     "chain: models of other labels": after(turned, load_network),
