@@ -29,8 +29,8 @@ from profiles.table import LatencyTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvMemory(FromFile):
-    """The memory for keys and values."""
+class KvSpec(FromFile):
+    """The memory of accelerators, and how much of it keys and values take."""
 
     bytes_per_token: Annotated[float, Field(ge=1e-3, le=1e18)]
     """Keys and values of one token in all blocks: 2 x blocks x key/value heads x head size x bytes per number."""
@@ -67,7 +67,7 @@ class Generation:
     must decide without the head. Otherwise every ramp calls the head, and its seconds include that call."""
     most_running: int | None = None
     """Largest number of concurrent sequences. None: as many as fit into memory."""
-    kv: KvMemory | None = None
+    kv: KvSpec | None = None
     """The memory for keys and values. None: it is not limited."""
     batch_limit: float = math.inf
     """Largest batch of a plan. Larger measured batches are still used, because skipped tokens enlarge a batch."""

@@ -33,7 +33,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.batch_seconds import BatchSeconds, expected_batches, mean_seconds
-from optimizer.generation.demand import Generation, KvMemory
+from optimizer.generation.demand import Generation, KvSpec
 from optimizer.generation.seconds import at_context, without_head
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import PlanProblem, nested_shares
@@ -220,7 +220,7 @@ def running_sequences(stages: Sequence[Stage]) -> int:
     return inside + sum(stage.splits[0].batch - 1 for stage in stages[1:])
 
 
-def _pages(problem: PlanProblem, stages: Sequence[Stage], kv: KvMemory, running: int) -> Iterator[StagePages]:
+def _pages(problem: PlanProblem, stages: Sequence[Stage], kv: KvSpec, running: int) -> Iterator[StagePages]:
     """Yields the pages of each stage. Every sequence has keys and values on one replica of every stage."""
     for stage in stages:
         share = (stage.end - stage.first) / problem.num_blocks

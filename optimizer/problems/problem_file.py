@@ -15,7 +15,7 @@ from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import InputError, PlanError, within
 from earlyexit.named import Fill
 from optimizer.calibration.calibration_file import policy_of_records
-from optimizer.generation.demand import Generation, KvMemory
+from optimizer.generation.demand import Generation, KvSpec
 from optimizer.plans.plan import PolicySpec
 from optimizer.plans.plan_file import MOST_CHAINS, Order
 from optimizer.problems.entries import (
@@ -190,7 +190,7 @@ class GenerationDocument(StrictDocument):
     regroup_s: Seconds = 0.0
     late_head: bool = False
     most_running: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    kv: KvMemory | None = None
+    kv: KvSpec | None = None
 
     def generation(self, prefill: Mapping[str, LatencyTable] | None, folder: Path) -> Generation:
         """Returns the sequences; raises InputError with the path of the wrong value."""

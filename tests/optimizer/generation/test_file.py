@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.generation.demand import KvMemory
+from optimizer.generation.demand import KvSpec
 from optimizer.problems.problem import Slo
 from optimizer.problems.problem_file import parse_problem, problem_document, read_problem
 from tests.offramp.cli.runs import written
@@ -25,11 +25,11 @@ def test_the_section_generation_is_read_back_as_written(tmp_path: Path) -> None:
     assert generation.prefill is not None
     assert generation.prefill["gpu"].length == 128
     assert (problem.latency["gpu"].context, problem.latency["gpu"].context_s) == (64, 1e-6)
-    assert generation.kv == KvMemory(
+    assert generation.kv == KvSpec(
         bytes_per_token=1000, weights_bytes=1e6, memory_bytes={"gpu": 2e7}, page_tokens=8, reserved_tokens=200
     )
     assert generation.held_tokens == 203.5
-    kv = KvMemory(bytes_per_token=10.0, memory_bytes={"gpu": 1e6})
+    kv = KvSpec(bytes_per_token=10.0, memory_bytes={"gpu": 1e6})
     problem = asking(two_blocks(), kv=kv, ttft_s=3.0, chunk=4)
     again = parse_problem(problem_document(problem)).problem
     assert again.generation == problem.generation

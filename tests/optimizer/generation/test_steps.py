@@ -11,7 +11,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.cost.evaluate import evaluate, merit, objective_value, violations
 from optimizer.cost.explain import no_plan_text
-from optimizer.generation.demand import Generation, KvMemory
+from optimizer.generation.demand import Generation, KvSpec
 from optimizer.generation.seconds import DecoderSeconds, at_context, without_head
 from optimizer.generation.steps import chunk_of, running_sequences, step_table
 from optimizer.plans.plan import Stage
@@ -266,7 +266,7 @@ def test_with_few_sequences_the_plan_is_within_its_gap_of_the_optimum(most: int)
 
 
 def with_memory(memory_bytes: float) -> PlanProblem:
-    kv = KvMemory(bytes_per_token=100.0, memory_bytes={"gpu": memory_bytes}, weights_bytes=5000.0, page_tokens=7)
+    kv = KvSpec(bytes_per_token=100.0, memory_bytes={"gpu": memory_bytes}, weights_bytes=5000.0, page_tokens=7)
     return asking(two_blocks(), kv=kv)
 
 
@@ -293,7 +293,7 @@ def test_broken_promises_of_memory_and_first_tokens_are_reported() -> None:
 
 
 def test_a_model_that_is_too_large_for_one_accelerator_is_planned_in_stages() -> None:
-    kv = KvMemory(bytes_per_token=1.0, memory_bytes={"gpu": 900.0}, weights_bytes=1000.0)
+    kv = KvSpec(bytes_per_token=1.0, memory_bytes={"gpu": 900.0}, weights_bytes=1000.0)
     problem = asking(two_blocks(count=2), kv=kv)
     found, best = planned(problem), max(figures.rate_per_s for _, figures in every_plan(problem, "best"))
     assert [stage.end - stage.first for stage in found.stages] == [1, 1]
