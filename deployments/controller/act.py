@@ -219,7 +219,7 @@ class ControlLoop:
         """Changes fields of the view."""
         self._view = replace(self._view, **changes)
 
-    # Looking and checking
+    # Observing and checking
 
     async def _check(self) -> None:
         """Asks one question after the other, until the plan may have changed."""
@@ -255,9 +255,9 @@ class ControlLoop:
                 self._ingress_reports(), fleet.replica_reports(), fleet.capacity(), fleet.running()
             )
         now_s, state = self._clock.now_s(), self.state
-        left = self._missing.left(capacity, running, state, now_s)
+        available = self._missing.available(capacity, running, state, now_s)
         devices = self.settings.problem.devices.items()
-        counts = {device: min(supply.count, left.get(device, 0)) for device, supply in devices}
+        counts = {device: min(supply.count, available.get(device, 0)) for device, supply in devices}
         self._update_view(
             observed_s=now_s,
             ingresses=ingresses,

@@ -100,8 +100,7 @@ class Forecast:
     def expected(self, problem: PlanProblem) -> PlanProblem:
         """Returns the problem with the expected survival and lengths."""
         survival_of = {used: forecast.next_survival for used, forecast in self.survival_of.items()} or None
-        survival_N = self.survival.next_survival
-        return replace(problem, survival_N=survival_N, survival_of=survival_of, lengths=self.lengths)
+        return replace(problem, survival_N=self.survival.next_survival, survival_of=survival_of, lengths=self.lengths)
 
 
 LEAST_PROBES = 30
@@ -437,10 +436,10 @@ def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:
 
 
 EMPTY_S, BELIEVED_S = 35.0, 60.0
-"""How long ago every stage had a replica when accelerators count as missing, and for how long they do. Then they are
+"""Accelerators count as missing once a stage that ran has had no replica for `EMPTY_S`. After `BELIEVED_S` they are
 tried again, if Ray still counts them. Serve replaces a replica in about 20 s."""
 LONGEST_START_S, UNSTARTED_S = 240.0, 1800.0
-"""The same for replicas that load their model and warm up for a change of plan. Those of the first plan have longer."""
+"""The same two times for replicas that do not start for a change of plan. Those of the first plan have half an hour."""
 
 
 class MissingAccelerators:
@@ -458,7 +457,7 @@ class MissingAccelerators:
         """By type with missing accelerators: replicas that ran, replicas that the plan needed, accelerators that Ray
         counted, and until when this entry is valid."""
 
-    def left(
+    def available(
         self, capacity: Mapping[str, int], running: Mapping[str, int], state: State, now_s: float
     ) -> dict[str, int]:
         """Returns the available accelerators by type."""
@@ -468,8 +467,10 @@ class MissingAccelerators:
         lacking = [device for device, number in wanted.items() if running.get(device, 0) < number]
         if state.suspended is not None or not lacking:
             self._whole_s = now_s
-        longest_s, believed_s = LONGEST_START_S if changes else UNSTARTED_S, UNSTARTED_S
-        if not changes and any(wanted[device] <= self._ran[device] for device in lacking):
+        longest_s, believed_s = UNSTARTED_S, UNSTARTED_S  # if the replicas of the first plan have never started
+        if changes:
+            longest_s = LONGEST_START_S
+        elif any(wanted[device] <= self._ran[device] for device in lacking):
             longest_s, believed_s = EMPTY_S, BELIEVED_S
         if now_s >= max(self._whole_s, state.at_s) + longest_s:
             self._whole_s = now_s

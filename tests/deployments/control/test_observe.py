@@ -413,7 +413,7 @@ ALL, WITHOUT_STAGE, FOLLOWED = {"cpu": 4}, {"cpu": 1}, State.first(PlacedPlan(pl
 
 
 def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int = 6, state: State = FOLLOWED) -> int:
-    return missing.left({"cpu": counted}, running, state, at_s)["cpu"]
+    return missing.available({"cpu": counted}, running, state, at_s)["cpu"]
 
 
 def given_up() -> Missing:
