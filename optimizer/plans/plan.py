@@ -343,7 +343,7 @@ def early_exit_plan(
 
     Of a cascade, it uses the last network alone, like the planner's strategy of this name.
     """
-    bounds = networks[-2] if networks else 0, num_blocks
+    bounds = (networks[-2] if networks else 0), num_blocks
     return Plan(stages=(_stage(bounds, ramps, **stage),), policy=policy, networks=networks)
 
 
@@ -472,17 +472,18 @@ class PlacedPlan:
         stages serves the chains that can run, if any uses it. Avoided replicas host a slot only if there are fewer
         other replicas than stages.
         """
-        used = {device: [each for each in own if each not in self.avoided] for device, own in live.items()}
-        used |= {device: [*own] for device, own in live.items() if len(used[device]) < len(self.needed(device))}
-        runnable, hosts = self.runnable({device: len(own) for device, own in used.items()}), dict[str, dict[str, str]]()
-        for device, replicas in used.items():
+        usable = {device: [each for each in ids if each not in self.avoided] for device, ids in live.items()}
+        usable |= {device: [*ids] for device, ids in live.items() if len(usable[device]) < len(self.needed(device))}
+        runnable = self.runnable({device: len(ids) for device, ids in usable.items()})
+        hosts: dict[str, dict[str, str]] = {}
+        for device, ids in usable.items():
             needed = self.needed(device)
             served = {slot: number for slot, number in needed.items() if slot in runnable}
-            hosts[device] = roles(served if len(replicas) < len(needed) and served else needed, replicas, self.hosted)
+            hosts[device] = assign_slots(served if served and len(ids) < len(needed) else needed, ids, self.hosted)
         return hosts
 
 
-def roles(needed: Mapping[str, int], live: Collection[str], before: Mapping[str, str]) -> dict[str, str]:
+def assign_slots(needed: Mapping[str, int], live: Collection[str], before: Mapping[str, str]) -> dict[str, str]:
     """Returns the slot that each live replica of one accelerator type hosts, by the replica's id.
 
     `needed` holds replicas per slot, in the plan's order, and `before` the slot that each replica hosted so far. As

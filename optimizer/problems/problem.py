@@ -344,8 +344,7 @@ def check_survival(name: str, survival_N: Sequence[float], num_blocks: int, bloc
     if len(survival_N) != num_blocks or not all(0 <= share <= 1 for share in survival_N):
         raise PlanError(f"{name} needs {num_blocks} shares from 0 to 1, one per block")
     if survival_N[blocks[0]] != 1:
-        share = survival_N[blocks[0]]
-        raise PlanError(f"{name} must be 1 at block {blocks[0]}, where every input enters, not {share}")
+        raise PlanError(f"{name} must be 1 at block {blocks[0]}, where every input enters, not {survival_N[blocks[0]]}")
     for before, after in pairwise(blocks):
         if survival_N[after] > survival_N[before]:
             rise = f"from {survival_N[before]} to {survival_N[after]}"

@@ -14,10 +14,10 @@ from optimizer.plans.plan import (
     Plan,
     PolicySpec,
     Stage,
+    assign_slots,
     deployment_name,
     divide_replicas,
     early_exit_plan,
-    roles,
     serial_plan,
     stock_plan,
 )
@@ -176,7 +176,7 @@ def test_avoided_replicas_host_a_stage_only_if_there_are_too_few_others() -> Non
     ],
 )
 def test_replicas_stay_where_they_were_and_others_fill_gaps(live: str, before: dict[str, str], found: str) -> None:
-    hosts = roles({"a": 2, "b": 2}, list(live), before)
+    hosts = assign_slots({"a": 2, "b": 2}, list(live), before)
     assert "".join(hosts[replica] for replica in live) == found
 
 
@@ -194,9 +194,9 @@ def test_no_roles_give_the_poorest_stage_more_or_move_fewer_replicas_for_the_sam
         needed = {slot: rng.randint(1, 4) for slot in "abc"[: rng.randint(1, 3)]}
         live = [f"r{k}" for k in range(rng.randint(0, 6))]
         before = {name: rng.choice("abcd") for name in (*live, "gone") if rng.random() < 0.7}
-        found = roles(needed, rng.sample(live, len(live)), before)
+        found = assign_slots(needed, rng.sample(live, len(live)), before)
         assert found.keys() == set(live)
-        assert roles(needed, rng.sample(live, len(live)), before) == found, "all ingresses agree"
+        assert assign_slots(needed, rng.sample(live, len(live)), before) == found, "all ingresses agree"
         if not live:
             continue
         tried = [dict(zip(live, slots, strict=True)) for slots in product(needed, repeat=len(live))]
