@@ -42,7 +42,7 @@ class Pace:
         self._largest = table.batches[-1]
 
     def check_budget(self, budget: Budget) -> None:
-        """Raise PlanError if batches may become larger than the profile's largest batch."""
+        """Raises PlanError if batches may become larger than the profile's largest batch."""
         if self.length is None or budget.tokens is None:
             self.check_batch(budget.inputs)
         elif budget.tokens > self._largest * self.length:
@@ -52,7 +52,7 @@ class Pace:
             )
 
     def check_batch(self, size: int) -> None:
-        """Raise PlanError if a batch of `size` inputs is larger than the profile's largest batch."""
+        """Raises PlanError if a batch of `size` inputs is larger than the profile's largest batch."""
         if size > self._largest:
             raise PlanError(f"the profile has no batch of {size}: its largest is {self._largest}")
 
@@ -126,7 +126,7 @@ class Sharing:
     def step(
         self, lane: int, pace: Pace, first: int, end: int, ramps: Collection[int], *, inside: float, at_s: float
     ) -> None:
-        """Start blocks first to end - 1 with these active ramps in a lane's batch, at `at_s`.
+        """Starts blocks first to end - 1 with these active ramps in a lane's batch, at `at_s`.
 
         If `at_s` is before `now_s`, the time between them counts as progress at the batch's present speed.
         """
@@ -138,12 +138,12 @@ class Sharing:
             step.left_s = max(0.0, alone_s - (self.now_s - at_s) * self._speed(step))
 
     def shrink(self, lane: int, inside: float, at_s: float) -> None:
-        """End a lane's step at `at_s`. `inside`: the size of the batch that remains for the lane's next step."""
+        """Ends a lane's step at `at_s`. `inside`: the size of the batch that remains for the lane's next step."""
         self.advance(at_s)
         self._steps[lane].inside, self._steps[lane].left_s = inside, 0.0
 
     def leave(self, lane: int, at_s: float) -> None:
-        """Remove a lane's batch, if there is one."""
+        """Removes a lane's batch, if there is one."""
         self.advance(at_s)
         self._steps.pop(lane, None)
 
@@ -153,7 +153,7 @@ class Sharing:
         return self.now_s + step.left_s / self._speed(step)
 
     def advance(self, at_s: float) -> None:
-        """Count the progress of all lanes up to `at_s`. Does nothing if `at_s` is before `now_s`."""
+        """Counts the progress of all lanes up to `at_s`. Does nothing if `at_s` is before `now_s`."""
         if at_s > self.now_s:
             for step in self._steps.values():
                 step.left_s = max(0.0, step.left_s - (at_s - self.now_s) * self._speed(step))
@@ -382,7 +382,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
         return EmulatedPiece(sample_ids=wire.sample_ids, next_block=wire.next_block, lengths_B=wire.lengths_B)
 
     def follow(self, policy: Mapping[int, float] | float | None) -> None:
-        """Set the thresholds in the records' unit: one per ramp, one for all ramps, or None if no ramp is active."""
+        """Sets the thresholds in the records' unit: one per ramp, one for all ramps, or None if no ramp is active."""
         by_ramp = policy if isinstance(policy, Mapping) else dict.fromkeys(self._records.ramps, policy)
         thresholds = {ramp: limit for ramp in self._records.ramps if (limit := by_ramp.get(ramp)) is not None}
         if thresholds != self._thresholds:

@@ -97,7 +97,7 @@ class LatencyProfile(FromFile):
         return _between(self.tables[below], self.tables[above], (length - below) / (above - below), length)
 
     def check_fits(self, num_blocks: int, ramps: Collection[int]) -> None:
-        """Raise DataError unless the profile has this number of blocks and all of these ramps."""
+        """Raises DataError unless the profile has this number of blocks and all of these ramps."""
         if num_blocks != self.num_blocks or not set(ramps) <= set(self.ramps):
             raise DataError(
                 f"the latency profile of {self.model!r} has {self.num_blocks} blocks and ramps {list(self.ramps)}; "
@@ -105,7 +105,7 @@ class LatencyProfile(FromFile):
             )
 
     def save(self, path: Path) -> None:
-        """Write the profile to a JSON file with one line per block and ramp."""
+        """Writes the profile to a JSON file with one line per block and ramp."""
         path.write_text(_text(self), encoding="utf-8")
 
     @classmethod

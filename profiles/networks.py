@@ -21,7 +21,7 @@ def decay_of(records: ExitRecords) -> float | None:
 
 
 def check_decay_of(records: ExitRecords, decay: float | None, name: str) -> None:
-    """Raise DataError unless records were computed with the same decay. `name`: the records' name in the message."""
+    """Raises DataError unless records were computed with the same decay. `name`: the records' name in the message."""
     recorded = decay_of(records)
     if recorded != decay:
         found, wanted = ("no decay" if each is None else f"decay {each:g}" for each in (recorded, decay))
@@ -77,7 +77,7 @@ def alone_of(path: Path, records: ExitRecords) -> ExitRecords | None:
 
 
 def check_weights(records: ExitRecords, weights: Mapping[int, float] | None, name: str) -> None:
-    """Raise DataError unless records were mixed with the same weights. `name`: the records' name in the message."""
+    """Raises DataError unless records were mixed with the same weights. `name`: the records' name in the message."""
     recorded, wanted = weights_of(records) or {}, weights or {}
     if recorded != wanted:
         raise DataError(f"{name} has the ensemble weights {recorded or 'none'}, not {wanted or 'none'}")

@@ -335,7 +335,7 @@ class ExitRecords:
         return sure_NR(self.score, self.ramps, self.scores_NR, thresholds)
 
     def save(self, path: Path) -> None:
-        """Write the records to a compressed .npz file."""
+        """Writes the records to a compressed .npz file."""
         header = {
             "schema_version": SCHEMA,
             "score": self.score,
@@ -371,7 +371,7 @@ DEEP = ("answers_NE", "tallies_NE")
 
 
 def check_shapes(arrays: Mapping[str, npt.NDArray[Any] | None], num_inputs: int, num_ramps: int) -> None:
-    """Raise DataError for an array without the axes in its name: N inputs, R ramps, E exits (R + 1)."""
+    """Raises DataError for an array without the axes in its name: N inputs, R ramps, E exits (R + 1)."""
     sizes = {"N": num_inputs, "R": num_ramps, "E": num_ramps + 1}
     for name, array in arrays.items():
         base, _, axes = name.rpartition("_")
@@ -384,7 +384,7 @@ def check_shapes(arrays: Mapping[str, npt.NDArray[Any] | None], num_inputs: int,
 
 
 def check_losses(losses: npt.NDArray[np.floating[Any]], *, zero_one: bool) -> None:
-    """Raise DataError for losses outside [0, 1] and, if `zero_one`, for losses other than 0 and 1."""
+    """Raises DataError for losses outside [0, 1] and, if `zero_one`, for losses other than 0 and 1."""
     if not ((losses >= 0) & (losses <= 1)).all():
         raise DataError("losses must be numbers from 0 to 1")
     if zero_one and not ((losses == 0) | (losses == 1)).all():

@@ -95,13 +95,13 @@ probability of the ramp's classifier; similar, the cosine similarity of the stat
 
 
 def check_score(score: str) -> None:
-    """Raise DataError for an unknown kind of score."""
+    """Raises DataError for an unknown kind of score."""
     if score not in SCORES:
         raise DataError(f"the score must be one of {', '.join(SCORES)}, not {score!r}")
 
 
 def check_recorded(ramps: Sequence[int], requested: Iterable[int]) -> None:
-    """Raise DataError if a requested ramp is not among the recorded `ramps`."""
+    """Raises DataError if a requested ramp is not among the recorded `ramps`."""
     if unknown := sorted(set(requested) - set(ramps)):
         raise DataError(f"no records of ramps {unknown}; recorded are {list(ramps)}")
 

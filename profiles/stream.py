@@ -260,7 +260,7 @@ class ExitStream:
         """The limit of each window that has been full: inputs with this key or a larger one are dropped."""
 
     def append(self, observations: Observations) -> None:
-        """Add inputs in any order of time. Inputs of forgotten windows are dropped."""
+        """Adds inputs in any order of time. Inputs of forgotten windows are dropped."""
         if observations.shape != self.shape:
             raise DataError("observations with another shape cannot join this stream")
         if (np.abs(observations.times_s_N) >= MOST_WINDOWS * self.period_s).any():
@@ -271,7 +271,7 @@ class ExitStream:
                 self._parts.setdefault(window, []).append(observations.take(window_N == window))
 
     def forget(self, now_s: float) -> None:
-        """Drop windows that began more than `keep_s` ago."""
+        """Drops windows that began more than `keep_s` ago."""
         self._first = max(self._first, int(np.ceil((now_s - self.keep_s) / self.period_s)))
         self._parts = {window: parts for window, parts in self._parts.items() if window >= self._first}
         self._below = {window: key for window, key in self._below.items() if window >= self._first}
@@ -281,7 +281,7 @@ class ExitStream:
         return range(self._first, int(np.floor(now_s / self.period_s)))
 
     def take_in(self, observations: Observations) -> Observations:
-        """Add inputs, and return those that are kept for now. Adding only these leads to the same final sample."""
+        """Adds inputs, and returns those that are kept for now. Adding only these leads to the same final sample."""
         kept = observations.take(self._is_wanted_N(observations))
         self.append(kept)
         window_N = np.floor(kept.times_s_N / self.period_s).astype(np.int64)

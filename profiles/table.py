@@ -126,6 +126,6 @@ def _interpolate(batch_X: FloatArray, batches: tuple[int, ...], seconds_RB: Floa
 
 
 def check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
-    """Raise DataError unless ramps ascend and are before the last block."""
+    """Raises DataError unless ramps ascend and are before the last block."""
     if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
         raise DataError(f"ramps must ascend and be before block {num_blocks - 1}, not {list(ramps)}")

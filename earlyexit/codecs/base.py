@@ -40,7 +40,7 @@ class Codec(Named, ABC, Generic[Row]):
     """Description of the inputs of `from_json`, for error messages."""
 
     def load(self, folder: Path) -> None:
-        """Load files such as the tokenizer from a model's folder; raises ModelFolderError."""
+        """Loads files such as the tokenizer from a model's folder; raises ModelFolderError."""
 
     @abstractmethod
     def from_columns(self, columns: Columns) -> list[Row]:

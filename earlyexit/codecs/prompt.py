@@ -83,7 +83,7 @@ def copy_chat_files(source: Path, folder: Path) -> None:
 
 
 def write_chat_files(hf_tokenizer: Any, folder: Path) -> None:
-    """Write the template and the options of a tokenizer that `transformers` has loaded, such as from a GGUF file."""
+    """Writes the template and the options of a tokenizer that `transformers` has loaded, such as from a GGUF file."""
     template = hf_tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")

@@ -70,7 +70,7 @@ class TokenizedCodec(Codec[Row]):
             self.use(read_tokenizer(folder / TOKENIZER_FILE), options.get("truncation_side", "right"))
 
     def use(self, tokenizer: Tokenizer, side: str = "right") -> None:
-        """Set the tokenizer, which must neither pad nor truncate. `side`: the side at which long texts are cut."""
+        """Sets the tokenizer, which must neither pad nor truncate. `side`: the side at which long texts are cut."""
         self.side = side
         self._tokenizer = tokenizer
         # A second tokenizer, because truncation is a state of the object, and other threads encode at the same time.

@@ -14,7 +14,7 @@ from earlyexit.errors import DataError, InputError
 
 
 def check_file(path: Path, raises: type[InputError] = DataError, *, hint: str = "") -> None:
-    """Raise `raises` for a folder, a path that cannot be read, and a missing file, with `hint` after the message."""
+    """Raises `raises` for a folder, a path that cannot be read, and a missing file, with `hint` after the message."""
     try:
         if path.is_dir():
             raise raises(f"{path}: is a folder, not a file")

@@ -278,7 +278,7 @@ def write_labelled(data: LabelledRows, folder: Path, name: str) -> Path:
 
 
 def check_folder_names(labels: Iterable[str]) -> None:
-    """Raise DataError for a label that cannot be the name of a folder in an archive of images."""
+    """Raises DataError for a label that cannot be the name of a folder in an archive of images."""
     for label in labels:
         if not label or label.startswith(IGNORED) or any(character in label for character in "/\\\0"):
             raise DataError(

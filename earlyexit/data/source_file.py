@@ -77,7 +77,7 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader that reads all JSON numbers. PyYAML alone reads 1e-05 and 1.25e9 as strings."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Raise yaml.MarkedYAMLError with the line, where PyYAML raises an error without it."""
+        """Raises yaml.MarkedYAMLError with the line, where PyYAML raises an error without it."""
         try:
             if node.tag.endswith((":int", ":float")) and NOT_DECIMAL.search(str(node.value)):
                 raise ValueError(f"{node.value} is not a decimal number")

@@ -107,7 +107,7 @@ class Backbone(nn.Module, ABC):
         return digest.hexdigest()
 
     def write_files(self, folder: Path) -> None:
-        """Write the files that `build` reads from a model's folder, if they do not exist. By default, none."""
+        """Writes the files that `build` reads from a model's folder, if they do not exist. By default, none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class Rows:
             ]
 
     def join(self, block: int) -> None:
-        """Add the rows of skipped tokens that left just before a block."""
+        """Adds the rows of skipped tokens that left just before a block."""
         memory = self._backbone.memory
         starts = [(copied or span).start for copied, span in zip(self._copied, self._spans, strict=True)]
         found = [memory.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
@@ -87,7 +87,7 @@ class Rows:
             ]
 
     def run(self, first: int, end: int) -> None:
-        """Run blocks `first` to `end` - 1."""
+        """Runs blocks `first` to `end` - 1."""
         backbone, kv = self._backbone, self._backbone.memory.kv
         where = written = backbone.where(self._spans)
         copied = [(skipped, run) for skipped, run in zip(self._copied, self.runs, strict=True) if skipped is not None]
@@ -103,7 +103,7 @@ class Rows:
             self._rows_MD = block.attended(index, self._rows_MD, queries_MHd, where, kv)
 
     def settle(self, first: int, end: int) -> Tensor:
-        """Record all rows as pending before block `end`, because their tokens may leave at an exit there.
+        """Records all rows as pending before block `end`, because their tokens may leave at an exit there.
 
         Returns the rows of the call's own inputs, packed (N, D).
         """

@@ -63,7 +63,7 @@ class Trial:
 def check_alone(
     backbone: Backbone, batches: Sequence[Sequence[int]], tolerance: Tolerance, rows: Sequence[Encoded] = ()
 ) -> list[Trial]:
-    """Run batches of random inputs and compare with each input alone. `batches`: the lengths of inputs in tokens.
+    """Runs batches of random inputs and compares with each input alone. `batches`: the lengths of inputs in tokens.
 
     If inputs have no tokens, and the number of inputs affects rounding beyond `tolerance`, then the answers to `rows`,
     the user's own inputs, must stay within `ROUNDED`. Raises TrialError if inputs of a batch depend on each other, if
@@ -179,7 +179,7 @@ def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial) -> 
 
 
 def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, least_range: float) -> None:
-    """Raise TrialError unless the answers to some rows are nearly the same alone and together."""
+    """Raises TrialError unless the answers to some rows are nearly the same alone and together."""
     problem = f"{difference}: the number of inputs in a batch affects the rounding"
     if not rows:
         raise TrialError(
@@ -336,7 +336,7 @@ class OwnFamily(Family):
 
 
 def check_own(backbone: Backbone, rows: Sequence[Encoded] = ()) -> None:
-    """Raise ModelFolderError that names the block if an input's values depend on other inputs of its batch.
+    """Raises ModelFolderError that names the block if an input's values depend on other inputs of its batch.
 
     `rows`: the user's own inputs; see `check_alone`.
     """

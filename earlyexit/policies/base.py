@@ -107,10 +107,10 @@ class ExitPolicy(ABC):
         return torch.zeros(num_inputs, self.state_width(num_outputs), dtype=self.state_dtype, device=device)
 
     def check_ramps(self, ramps: Sequence[int]) -> None:  # noqa: B027 - policies without thresholds accept any ramp
-        """Raise PlanError if the policy lacks a setting for an active ramp."""
+        """Raises PlanError if the policy lacks a setting for an active ramp."""
 
     def check_task(self, task: Task) -> None:
-        """Raise PlanError if the policy cannot judge answers of this task."""
+        """Raises PlanError if the policy cannot judge answers of this task."""
         if self.labels_only and not isinstance(task, LabelTask):
             raise PlanError(f"exit policy {self.name!r} is for labels; for task {task.name!r} use 'confidence'")
 

@@ -20,7 +20,7 @@ MANTISSA_BITS = 53
 
 
 def check_rule(c: float, k: float) -> None:
-    """Raise PlanError unless c is a probability and k is finite and not negative."""
+    """Raises PlanError unless c is a probability and k is finite and not negative."""
     if not 0 <= c <= 1:
         raise PlanError(f"c, the confidence up to which every input continues, must be from 0 to 1, not {c}")
     if not 0 <= k < np.inf:

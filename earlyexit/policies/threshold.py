@@ -88,7 +88,7 @@ def of_ramp(numbers: float | Mapping[int, float], ramp: int) -> float:
 
 
 def check_numbers(numbers: float | Mapping[int, float], ramps: Sequence[int], name: str) -> None:
-    """Raise PlanError if there is one number per ramp, and an active ramp has none."""
+    """Raises PlanError if there is one number per ramp, and an active ramp has none."""
     if isinstance(numbers, Mapping) and (missing := [ramp for ramp in ramps if ramp not in numbers]):
         raise PlanError(f"active ramps {missing} have no {name}; {name}s name {sorted(numbers)}")
 

@@ -316,7 +316,7 @@ class NormedRamp(Ramp):
         self._shared: tuple[VocabularyHead, ...] = ()  # a tuple, so that torch does not register its weights here
 
     def share(self, head: VocabularyHead) -> None:
-        """Set the full model's head, which computes the answers."""
+        """Sets the full model's head, which computes the answers."""
         self._shared = (head,)
 
     def adapted(self, gathered: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class Task(Named, ABC):
         """Returns the right answers for the labels of a data file; raises DataError that names an invalid label."""
 
     def check_coverage(self, targets_N: ValueArray) -> None:
-        """Raise DataError if training data has no example of something that the model must learn, such as a class."""
+        """Raises DataError if training data has no example of something that the model must learn, such as a class."""
 
     @abstractmethod
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:

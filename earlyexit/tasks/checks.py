@@ -22,7 +22,7 @@ def listed_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_whole(most: int, **numbers: int) -> None:
-    """Raise ValueError unless all numbers are integers from 1 to `most`."""
+    """Raises ValueError unless all numbers are integers from 1 to `most`."""
     for name, number in numbers.items():
         if type(number) is not int or not 1 <= number <= most:
             raise ValueError(f"{name} is {number!r}; whole numbers from 1 to {most} are allowed")
