@@ -329,7 +329,7 @@ class ExitStream:
 
 
 def sampled_N(observations: Observations) -> npt.NDArray[np.bool_]:
-    """Returns whether inputs stayed and are not probes. Of these inputs, only a sample is kept."""
+    """Returns whether inputs stayed and are not probes. Only a sample of these inputs is kept."""
     return np.asarray(observations.stayed_N & ~observations.probe_N)
 
 

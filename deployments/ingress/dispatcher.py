@@ -183,10 +183,10 @@ class ReplicaLink:
 class ReplicaLinks:
     """The connections of an ingress to all replicas, and the assignment of the plan's stages to these replicas.
 
-    A stage's calls go to the replicas that host it, fill-first among those that are up. (Serve's handles are ten times
-    as expensive per part of a reply.) If a replica joins or dies, or the plan changes, other replicas may be assigned
-    other stages (`PlacedPlan.roles`). If an accelerator type has fewer replicas than stages, some stages have none.
-    Their calls fail if another chain can run. Otherwise they wait for a replica until the deadlines of their inputs.
+    A stage's calls go to the replicas that host it, fill-first among those that are up. If a replica joins or dies, or
+    the plan changes, replicas may be assigned other stages (`PlacedPlan.roles`). If an accelerator type has fewer
+    replicas than stages, some stages have none. Their calls fail if another chain can run. Otherwise they wait for a
+    replica until the deadlines of their inputs.
     """
 
     owner: Dispatcher

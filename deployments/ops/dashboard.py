@@ -121,7 +121,7 @@ def blocks_state(plan: Mapping[str, Any], survival: Sequence[float] | None) -> l
 
     With fusing, it is the mean batch of the split, less the inputs that left at the split's earlier ramps. Without, it
     is b * s(k) / s(0), where b is the mean batch of the chain's first split and s the observed survival (1 if inputs
-    continue after their answer). Survival is that of all inputs, because it is not observed for each chain.
+    continue after their answer). All chains have the same survival here, because it is not observed for each chain.
     """
     if survival is not None and plan["after_answer"] == "stay":
         survival = [1.0] * len(survival)

@@ -208,7 +208,7 @@ class Tracer:
         return record
 
     def record_inputs(self, inputs: Sequence[PendingInput]) -> None:
-        """Records that the inputs of the current request are submitted. Of a sequence, only the first step counts."""
+        """Records that the inputs of the current request are submitted. Only the first step of a sequence counts."""
         record = _REQUEST.get()
         if record is None or record.inputs:
             return

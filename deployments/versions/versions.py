@@ -359,7 +359,7 @@ class Versions(TrafficSplitter):
         """Connects to a version; raises UnknownModelError, VersionUnavailableError, and InputError for other inputs."""
         if version == self.own.version:
             return self.own
-        app = self._apps.pop(version, None) or await self._find(version)  # after a failure, it is sought again
+        app = self._apps.pop(version, None) or await self._find(version)  # it is looked up again after a failure
         link = self._link(app)
         [facts, *_] = await link.facts()
         if facts.version != version:

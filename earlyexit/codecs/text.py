@@ -130,7 +130,7 @@ class TokenizedCodec(Codec[Row]):
     def _shortened(self, row: Row) -> Row:
         """Returns the row, or the parts of its texts that are kept, which still have more than `max_length` tokens.
 
-        It saves time. Of a part that is long enough, the `max_length` tokens far from its cut are those of the text.
+        It saves time. If a part is long enough, its `max_length` tokens far from the cut equal the text's own tokens.
         """
         texts = self.texts(row)
         parts = tuple(map(self._part, texts))

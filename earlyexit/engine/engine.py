@@ -230,7 +230,7 @@ class Choice(Generic[PayloadT]):
 
 RETURN_SHARE = 0.05
 """Share of a batch's duration that the next batch waits at most for the next steps of the sequences which that batch
-answered. Of a decode step of 40 ms that is 2 ms, which covers the way to the ingress and back.
+answered. For a decode step of 40 ms it is 2 ms, which covers the way to the ingress and back.
 
 Without this wait the sequences would split into two groups that take turns: the steps which arrive while a batch runs
 form the next batch at once. Each group reads all weights, so every step would cost twice as much."""

@@ -337,7 +337,7 @@ def best_value(problem: PlanProblem, values: Iterable[float]) -> float:
 
 
 def worst_value(problem: PlanProblem, values: Iterable[float]) -> float:
-    """Returns the worst of at least one value of the objective. Of several bounds, it is the tightest."""
+    """Returns the worst of at least one value of the objective. The worst of several bounds is the tightest."""
     return (min if isinstance(problem.objective, MaximizeRate) else max)(values)
 
 

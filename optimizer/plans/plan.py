@@ -329,7 +329,7 @@ class Plan:
 
 
 def stock_plan(num_blocks: int, *, networks: tuple[int, ...] = (), **stage: Any) -> Plan:
-    """Returns the plan of one split without ramps. Of a cascade, it uses the last network alone.
+    """Returns the plan of one split without ramps. For a cascade, it uses only the last network.
 
     `stage` holds the `batch` of all splits, and the `device` and `replicas` of their stage, here and below.
     """
@@ -341,7 +341,7 @@ def early_exit_plan(
 ) -> Plan:
     """Returns the plan of one split with all ramps, whose batches shrink (the baseline of E3 section 2.3).
 
-    Of a cascade, it uses the last network alone, like the planner's strategy of this name.
+    For a cascade, it uses only the last network, like the planner's strategy of this name.
     """
     bounds = (networks[-2] if networks else 0), num_blocks
     return Plan(stages=(_stage(bounds, ramps, **stage),), policy=policy, networks=networks)

@@ -121,8 +121,8 @@ class IngressCore(Unanswered):
     def submit(self, inputs: Inputs, now_s: float) -> None:
         """Accepts all inputs of a request, or none. There is at least one, and they have the same deadline.
 
-        An input of a sequence comes alone. Its first one is queued like others; the later ones go to the replicas of
-        the sequence, without waiting for a batch.
+        The inputs of a sequence are submitted one at a time. The first one is queued like other inputs. The later ones
+        go to the replicas of the sequence, without waiting for a batch.
 
         Raises OverloadedError if too many inputs are unanswered, StageUnavailableError if there is no plan, InputError
         for a request that could never fit, and AdmissionError if the plan counts tokens and the inputs would be late.
@@ -239,8 +239,8 @@ class IngressCore(Unanswered):
     def _enter_steps(self, chain: Chain, inputs: Inputs, now_s: float, *, is_probe: bool) -> SendCall:
         """Returns the action that sends inputs of sequences, all or none of them probes, to the first block.
 
-        Of a prompt's chunks, only the last one is observed. If too many observations are open, probes still run as
-        probes, because their callers must get the full model's answers.
+        Only the last chunk of a prompt is observed. If too many observations are open, probes still run as probes,
+        because their callers must get the full model's answers.
         """
         placements = placements_of(inputs)
         if is_probe:

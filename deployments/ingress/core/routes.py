@@ -45,7 +45,7 @@ class KVPlacement:
     keepers: dict[str, ReplicaLoad[Any]] = field(default_factory=dict, init=False)
     """By slot, the replica that keeps the keys and values of the slot's blocks. The slot's first call chooses it."""
     yields_token: bool = field(default=True, init=False)
-    """Whether the answer to the next step is a token. Of the chunks of a prompt, only the last one yields a token."""
+    """Whether the answer to the next step is a token. Only the last chunk of a prompt yields a token."""
     has_ended: bool = field(default=False, init=False)
     """Whether the sequence has ended. A call for it may still be open."""
 
@@ -121,8 +121,8 @@ def rank(load: int, weight: int, batch: int, fills: bool) -> tuple[bool, int, in
     """Returns the rank of a replica with this load, for a call of `weight`. The smallest rank is the best.
 
     An idle replica is best, because it starts immediately. Next come replicas with the fewest full batches ahead, and
-    among these the ones whose open batch has room, fullest first. So batches fill one after the other. This gains a
-    few percent with immediate dispatch and much more with deferred dispatch (figures: docs/design.md).
+    among these the ones whose open batch has room, fullest first. So batches fill one after the other, which gains most
+    with deferred dispatch (docs/design.md, "Fill-first routing").
 
     `fills`: idle replicas come last among those without a full batch ahead, because each batch reads all weights again
     and takes the cores from the others. This rule is not for calls that count as full, which have waited enough.

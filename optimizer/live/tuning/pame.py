@@ -7,10 +7,10 @@ It judges every WINDOW batches of fully observed inputs.
   on them. If no later ramp is acceptable, no input leaves early.
 - Otherwise, if the precision is below 1 - budget, the threshold of the exit that lost most becomes one step stricter.
 
-The paper leaves open: in a window, one slow batch is acceptable. Precision is agreement with the full model if the
-truth is not known. Of several ramps, the tuner takes the one that PAME's search would take. After CALM windows without
-a change, or after one in which no input left, it runs the search for one exit again, and the result must be right in
-each of these windows. It makes no promise.
+The paper leaves some points open. Here, one slow batch in a window is acceptable. Precision is agreement with the full
+model if the truth is not known. Among several ramps, the tuner takes the one that PAME's search would take. After CALM
+windows without a change, or after one in which no input left, it runs the search for one exit again, and the result
+must be right in each of these windows. The tuner makes no promise.
 
 Batches are formed in order of arrival. If only probes are fully observed, they are a sample, with bursts thinned out.
 """
