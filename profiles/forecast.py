@@ -332,8 +332,8 @@ def _stopped_rate(past: _Past, coverage: float) -> RateForecast:
 def _pooled_rate(past: _Past, coverage: float) -> RateForecast:
     """Returns the mean rate of pooled windows, with Poisson counts and a gamma posterior from Jeffreys' prior.
 
-    The interval contains that of a window's count (negative binomial), the upper bound of the rate, and quantiles of
-    past windows, because requests often come in bursts.
+    It contains the interval of a window's count (negative binomial), the upper bound of the rate, and quantiles of past
+    windows, because requests often come in bursts.
     """
     from scipy.stats import gamma, nbinom
 

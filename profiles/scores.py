@@ -18,11 +18,11 @@ IntArray = npt.NDArray[np.int64]
 SMALLEST = 1e-7
 """Lower bound of an entropy, and of 1 - confidence, so that every sureness is finite."""
 SUREST = float(-np.log(SMALLEST)) + 1e-3
-"""A sureness above that of every score."""
+"""A sureness above every score's."""
 EVEN_SHARE = 0.01
 """Shrinks shares towards 1/2, because a share of 1 of few values is not a certainty."""
 LEAST_SURE = -80.0
-"""A sureness below that of every score. The corresponding entropy is finite in float32."""
+"""A sureness below every score's. The corresponding entropy is finite in float32."""
 
 
 def _log_odds(confidence: FloatArray) -> FloatArray:

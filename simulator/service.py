@@ -177,7 +177,7 @@ class SimulatedService:
         return works
 
     def _pace_of(self, device: str, slowness: float, used: Used | None = None) -> Pace:
-        """Returns the pace in chains of the current plan that use these networks (None: those of the whole plan).
+        """Returns the pace in chains of the current plan that use these networks (None: all of the plan's).
 
         Without lengths, pruning is a lower cost of all inputs.
         """

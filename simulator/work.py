@@ -57,7 +57,7 @@ class Work:
     def until_s(self, size: Size, ramps: Collection[int] | None = None) -> list[float]:
         """Returns the seconds from the batch's start to the end of each block, for a batch of constant size.
 
-        `ramps`: the evaluated ramps; None: those of the split.
+        `ramps`: the evaluated ramps; None: the split's.
         """
         until_s = self._until_s.get(size) if ramps is None else None
         if until_s is None:

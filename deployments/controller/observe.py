@@ -236,7 +236,7 @@ class ObservedStream:
         )
 
     def _is_calibrated(self, state: State) -> bool:
-        """Whether the thresholds are those of the problem's survival. Under others, all inputs are expected to stay."""
+        """Whether the problem's survival is for the current thresholds. For others, all inputs are expected to stay."""
         return state.thresholds == self.calibrated
 
     def _survival(

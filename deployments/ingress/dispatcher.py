@@ -352,8 +352,8 @@ class Dispatcher(Driver):
     ) -> list[PendingInput]:
         """Submits a request's inputs, each with its id. `settle` is called once for each unless it is given up.
 
-        `arrived_s`: when the request arrived; None: now. `placement`: that of a sequence. Raises what
-        `IngressCore.submit` raises.
+        `arrived_s`: when the request arrived; None: now. `placement`: the placement of the inputs' sequence. Raises
+        what `IngressCore.submit` raises.
         """
         now_s = self.clock.now_s()
         since_s = now_s if arrived_s is None else arrived_s

@@ -69,8 +69,8 @@ class CudaRecorder:
     def _warm_up(self, work: Work) -> None:
         """Runs the work once, so that libraries choose kernels and create their handles.
 
-        It runs on a stream of its own. cuBLAS has a workspace per stream, and graphs use that of the stream on which
-        they were captured. If a kernel ran there while a graph is replayed, both could wait for each other forever.
+        It runs on a stream of its own. cuBLAS has a workspace per stream, and a graph uses the workspace of the stream
+        on which it was captured. If a kernel ran there during a replay, both could wait for each other forever.
         """
         self._warm_up_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._warm_up_stream):

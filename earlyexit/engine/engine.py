@@ -93,7 +93,7 @@ class ObservedTimes:
 
     def __init__(self) -> None:
         self.is_warm_up = False
-        """Whether batches now are those of a warm-up: expected seconds follow them, but they do not count as work."""
+        """Whether a warm-up is running. Expected seconds follow its batches, but they do not count as work."""
         self._by_work: OrderedDict[Work, _Measured] = OrderedDict()
         """The least recently run split is first."""
 

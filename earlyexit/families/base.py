@@ -163,7 +163,7 @@ class Family:
         raise ModelFolderError(f"{self.name!r} networks have no transformers checkpoints: see docs/models.md")
 
     def from_state(self, weights: Mapping[str, Tensor]) -> Pretrained | None:
-        """Returns the network of a state dict; None if the names of its tensors are those of another family.
+        """Returns the network of a state dict; None if its tensors are named like another family's.
 
         Raises ModelFolderError for missing tensors and wrong shapes, with a message to follow the file's name.
         """

@@ -202,7 +202,7 @@ WAVE_LENGTH = 10_000.0
 
 
 class Seq2SeqBackbone(DecoderBackbone):
-    """An encoder-decoder. Its blocks are those of the decoder, and the encoder is a part of `embed`."""
+    """An encoder-decoder. Its blocks are the decoder's, and `embed` runs the encoder."""
 
     config: Seq2SeqConfig
 

@@ -122,7 +122,7 @@ def build(name: str) -> Any:
             if value is not None and getattr(context_.get_parameter_source(name), "name", None) != "DEFAULT"
         }
         valid = validated(job_class, given)
-        _import(runs)(valid)  # the import can take seconds, so invalid options are refused before
+        _import(runs)(valid)  # the import can take seconds, so invalid options are refused first
 
     parameters = [parameter(name, field) for name, field in fields.items()]
     context = inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -240,7 +240,7 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command. An error is printed as one printable line on stderr; its exit status is that of its class."""
+    """Runs a command. An error is printed as one printable line on stderr; its class has the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         _run(arguments)

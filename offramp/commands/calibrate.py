@@ -423,10 +423,10 @@ def run_pruned(
 ) -> tuple[dict[int, Tensor], dict[str, Any]]:
     """Runs a chain with word pruning: each network passes its texts on without the job's share of the words.
 
-    Alphas are chosen on the design rows. `whole`: every exit's outputs on whole texts, of which those of the first
-    network are used. Returns every exit's outputs by block, and facts for the provenance: alphas by end ramp, the share
-    of all words that the last network does not get, the share of an input's tokens that each network gets, and the
-    factor by which measuring attention slows down each network but the last. Raises DataError for an impossible share.
+    Alphas are chosen on the design rows. `whole`: every exit's outputs on whole texts. The first network's are used.
+    Returns every exit's outputs by block, and facts for the provenance: alphas by end ramp, the share of all words that
+    the last network does not get, the share of an input's tokens that each network gets, and the factor by which
+    measuring attention slows down each network but the last. Raises DataError for an impossible share.
     """
     share, design, dtype = recorded.job.prune, recorded.parts[0], recorded.job.dtype
     assert share is not None

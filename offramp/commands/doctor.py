@@ -388,7 +388,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
     """Runs all checks and returns the findings. It does not import Ray, and torch only if a tokenizer needs it.
 
     `targets`: model folders, checkpoints and service files to check too. `needed`: ports that must be free, besides
-    those of the service files.
+    the ports of the service files.
     """
     pins, torch_cuda, (python_range, lines) = _pins(ROOT / "constraints.txt"), _torch_cuda(), _requirements()
     of_serve = {"extra": "serve"}

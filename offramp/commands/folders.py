@@ -68,7 +68,7 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:
-    """Writes a calibration and its records; None if they are those of the parent folder."""
+    """Writes a calibration and its records; None if the parent folder has the records."""
     folder.mkdir(exist_ok=True)
     if records is not None:
         records.save(folder / RECORDS_FILE)

@@ -34,7 +34,7 @@ LIBRARIES = ("offramp", "torch", "transformers", "tokenizers", "numpy", "ray", "
 def provenance(**facts: Any) -> dict[str, Any]:
     """Returns date, machine, library versions and commit, with the facts that the caller adds (seed, data, options).
 
-    The commit is that of the checkout; None for an installed package, or without git.
+    The commit is the checkout's; None for an installed package, or without git.
     """
     here = str(Path(__file__).resolve().parent.parent)
     return {

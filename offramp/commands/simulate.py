@@ -66,7 +66,7 @@ def plan_of_file(path: Path, problem: PlanProblem) -> Plan:
 
 
 Thresholds = float | Mapping[int, float] | PolicySpec
-"""One for all ramps, one per ramp, or those of a calibration."""
+"""One for all ramps, one per ramp, or the thresholds of a calibration."""
 
 
 def parse_thresholds(text: str) -> Thresholds:

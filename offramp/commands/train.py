@@ -1,6 +1,6 @@
 """`offramp train`: trains ramps on a backbone with labelled rows, and writes a model folder.
 
-The codec and the task of a new model are those of the options, or those that fit its network and data.
+The options choose the codec and the task of a new model. By default they fit its network and data.
 """
 
 from __future__ import annotations
@@ -429,7 +429,7 @@ def chain_models(folders: Sequence[Path], out: Path, *, name: str | None = None)
     The chain refers to the models' folders by relative paths, and copies nothing. Raises InputError or ModelFolderError
     for models that cannot be chained, are not calibrated, or lack a file of their codec.
 
-    `name`: the model name in URLs; None: that of the last model.
+    `name`: the model name in URLs; None: the last model's name.
     """
     members = [ModelFolder(folder=folder, card=read_card(folder)) for folder in folders]
     if out.resolve() in {folder.resolve() for folder in folders}:

@@ -152,7 +152,7 @@ def learn_then_test(
     if tested.sequences_N is not None:
         losses_of, prices, zero_one = bounded_losses, LOG_PRICES, False
     else:
-        # The prices at which the loss may change. At a price of 1, that of a whole loss, every input leaves.
+        # The prices at which the loss may change. At a price of 1, the price of a whole loss, every input leaves.
         changes = np.append(np.unique([path.log_prices_NR(view) for view in views]), 0.0)
         prices = np.where(changes[1:] < 0, (changes[:-1] + changes[1:]) / 2, changes[1:])
         losses_of, zero_one = ExitRecords.worst_losses_N, tested.zero_one

@@ -231,7 +231,7 @@ class _Chain:
     unanswered_N: Sequence[float]
     """Share of the inputs that reach each block without an answer: u."""
     exits_N: IntArray | None
-    """The block after which each recorded input leaves; None: seconds are those of the mean batch."""
+    """The block after which each recorded input leaves; None: seconds are for the mean batch."""
     mean: float
     """Tokens per input if the problem is in tokens, else 1."""
 

@@ -1,6 +1,6 @@
 """Cost model of generation: seconds of batches of steps, and what a plan promises to sequences.
 
-A batch's seconds are those of its own tokens, of the tokens filled in, and of a share of the prompts, block by block.
+A batch takes the seconds of its own tokens, of the tokens filled in, and of a share of the prompts, block by block.
 
 Let u(k) be the share of all steps that reach block k. A batch of b steps that enters a split at block i stands for
 b/u(i) steps of the service, and it carries the work of all of them:

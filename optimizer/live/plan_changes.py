@@ -98,7 +98,7 @@ def weigh(
 ) -> Verdict:
     """Decides for a change if the gain exceeds its cost plus `least_gain`, or if the current plan breaks a promise.
 
-    `current` is None if there is no plan, and `shares` are those of its chains; the new plan has the default shares.
+    `current`: None if there is no plan. `shares`: the shares of its chains; the new plan has the default shares.
     `problem` is the forecast for which the new plan was made. If the rate is maximized, the gain is in the plan's
     highest rate, even if demand is lower: the reserve absorbs bursts.
     """

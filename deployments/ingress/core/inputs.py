@@ -194,7 +194,7 @@ class Chain:
     def follow(self, number: int, plan: Plan, share: float, assignments: Iterable[Assignment]) -> None:
         """Switches to a chain of another plan.
 
-        `number`: its position in that plan. `plan`: the plan of the chain. `assignments`: those of its stages.
+        `number`: its position in that plan. `plan`: the plan of the chain. `assignments`: one for each stage.
         """
         for stage in self.stages:  # exact for unchanged stages and close enough for others
             num_blocks = len(stage.budgets)

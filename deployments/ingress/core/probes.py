@@ -58,7 +58,7 @@ class Observation:
     exit: int | None = None
     """The block after which the input was answered; None before that."""
     results: dict[int, Answer] = field(default_factory=dict)
-    """The results of exits, by block. The full model's result is that of the last block, or `reference`."""
+    """The results of exits, by block. The full model's result is the last block's, or `reference`."""
     reference: Answer | None = None
     """The full model's result for the unpruned copy."""
 

@@ -274,7 +274,7 @@ class StageRoute:
 def stage_routes(plan: Plan, assignments: Iterable[Assignment], block_s: Sequence[float]) -> tuple[StageRoute, ...]:
     """Returns the routes to the stages of a chain, in their order.
 
-    `plan`: the plan of this chain. `assignments`: those of its stages. `block_s`: the expected seconds of every block.
+    `plan`: the plan of this chain. `assignments`: one for each stage. `block_s`: the expected seconds of every block.
     """
     routes = []
     for assignment in assignments:
