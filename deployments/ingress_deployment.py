@@ -49,7 +49,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from optimizer.plans.plan import PlacedPlan, deployment_name
@@ -69,9 +69,9 @@ class IngressMetrics(LazyMetrics):
     Latencies are counters with a label `le`, because a histogram of Ray's needs one call per answer.
     """
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, model_chain: ModelChain) -> None:
         super().__init__()
-        self._chain = chain
+        self._model_chain = model_chain
         self.finished: collections.Counter[tuple[str, int]] = collections.Counter()
         """Requests by route and HTTP status. Requests over gRPC count under the corresponding HTTP status."""
         self._tally, self._earlier = Tally(), Tally()
@@ -83,7 +83,7 @@ class IngressMetrics(LazyMetrics):
         for (route, status), number in self.finished.items():
             set_total("offramp_requests", "Requests, by route and status", number, route=route, status=str(status))
         for block, number in counts.exits.items():
-            where = {"exit": str(block), "network": self._chain.name_of(block)}
+            where = {"exit": str(block), "network": self._model_chain.name_of(block)}
             set_total("offramp_answers", "Answers, by the block they left after", number, **where)
         set_totals("offramp_drops", "Inputs without an answer, by reason", counts.drops, "reason")
         set_totals("offramp_retries", "Inputs sent again because a replica failed", counts.retries, "slot")
@@ -103,7 +103,7 @@ class IngressMetrics(LazyMetrics):
             ("offramp_pruned_words", "Words pruned at a crossing", counts.pruned_words),
         ):
             for block, amount in totals.items():
-                set_total(name, description, amount, network=self._chain.name_of(block))
+                set_total(name, description, amount, network=self._model_chain.name_of(block))
         set_gauge("offramp_ingress_plan_epoch", "The plan that the ingress follows", core.placed.epoch)
         set_gauge("offramp_waiting", "Inputs that were not sent to any stage yet", core.num_waiting)
         self._export_chains(core.chains, now_s)

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from earlyexit.errors import DataError
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from profiles.records import ExitRecords
 
 DECAY = "decay"
@@ -83,7 +83,7 @@ def check_weights(records: ExitRecords, weights: Mapping[int, float] | None, nam
         raise DataError(f"{name} has the ensemble weights {recorded or 'none'}, not {wanted or 'none'}")
 
 
-def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> ExitRecords:
+def of_networks(records: ExitRecords, used: Sequence[int], chain: ModelChain) -> ExitRecords:
     """Returns the records without the ramps of networks that are not used (see `subsets`).
 
     Blocks keep the chain's numbers. Survival still has an entry for every block of the chain, although inputs skip the
@@ -105,7 +105,7 @@ def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> Exit
 
 
 def survival_of(
-    records: ExitRecords, thresholds: Mapping[int, float], chain: Chain, alone: ExitRecords | None = None
+    records: ExitRecords, thresholds: Mapping[int, float], chain: ModelChain, alone: ExitRecords | None = None
 ) -> dict[tuple[int, ...], tuple[float, ...]]:
     """Returns, for each subset of networks, the share of inputs that reach each block, with all its ramps active.
 

@@ -20,7 +20,7 @@ from deployments.versions.traffic import Tally
 from earlyexit.engine.device import Answered, MemoryUse
 from earlyexit.engine.engine import Batch
 from earlyexit.network.boundary import Answer, Split
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 
 DESCRIBED: dict[str, Any] = {
     **{"epoch": 0, "stragglers": [], "predicted": {}, "forecast": None},
@@ -33,7 +33,7 @@ DESCRIBED: dict[str, Any] = {
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
     """Records all metrics once, because each instrument is created with its first value."""
-    ingress, counts = IngressMetrics(Chain(names=("model",), lengths=(1,))), IngressCounts(slo_s=math.inf)
+    ingress, counts = IngressMetrics(ModelChain(names=("model",), lengths=(1,))), IngressCounts(slo_s=math.inf)
     counts.exits[0] = counts.retries["cpu-0"] = ingress.finished["/predict", 200] = 1
     counts.drops["late"] = counts.latencies[0] = counts.assigned[0] = 1
     counts.record_crossings(0, [0.1], words=2, pruned_words=1)

@@ -12,7 +12,7 @@ from deployments.wire.messages import IngressReport, Interval, ReplicaReport, co
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.engine import TimesRun
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from earlyexit.network.store import ModelCard
 from optimizer.plans.plan import PlacedPlan, Stage
 
@@ -275,7 +275,7 @@ def _drops(now: Snapshot, recent: Interval) -> list[dict[str, Any]]:
     ]
 
 
-def _exits(chain: Chain, ramps: Collection[int], seen: Interval) -> list[dict[str, Any]]:
+def _exits(chain: ModelChain, ramps: Collection[int], seen: Interval) -> list[dict[str, Any]]:
     """Returns each exit: active ramps, the end, and inactive ramps at which answers left."""
     total, last = sum(seen.exits.values()), chain.num_blocks - 1
     return [
@@ -290,7 +290,7 @@ def _exits(chain: Chain, ramps: Collection[int], seen: Interval) -> list[dict[st
     ]
 
 
-def _network(chain: Chain, network: int, is_used: bool, seen: Interval) -> dict[str, Any]:
+def _network(chain: ModelChain, network: int, is_used: bool, seen: Interval) -> dict[str, Any]:
     """Returns the figures of a network of a cascade. Shares are of the answers under the current plan."""
     first, end = chain.starts[network], chain.bounds[network]
     reached, crossings = _reached(seen, first), seen.crossings.get(first, 0)

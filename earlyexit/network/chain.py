@@ -34,7 +34,7 @@ def check_ends(weights: Weights, networks: tuple[int, ...]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
+class ModelChain:
     """The blocks of one or several networks. Raises ModelFolderError for contradictory values.
 
     The end of every network but the last is a ramp like any other, after the network's last block. The last network is
@@ -116,11 +116,11 @@ class Chain:
         return tuple(ramp - first for ramp in self.ramps if first <= ramp < last)
 
 
-def join_chains(parts: Sequence[Chain]) -> Chain:
+def join_chains(parts: Sequence[ModelChain]) -> ModelChain:
     """Returns several chains in a row as one chain. Raises ModelFolderError, for example for equal names."""
     starts = (0, *accumulate(each.num_blocks for each in parts))
     inner = [start + ramp for start, each in zip(starts, parts, strict=False) for ramp in each.ramps]
-    return Chain(
+    return ModelChain(
         names=tuple(name for each in parts for name in each.names),
         lengths=tuple(length for each in parts for length in each.lengths),
         ramps=tuple(sorted(inner + [bound - 1 for bound in starts[1:-1]])),

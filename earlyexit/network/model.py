@@ -30,7 +30,7 @@ from earlyexit.families.base import Backbone
 from earlyexit.families.own import examples
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Answer, Boundary, Budget, Lengths, Segment, Split, WirePiece, values_of
-from earlyexit.network.chain import Chain, join_chains
+from earlyexit.network.chain import ModelChain, join_chains
 from earlyexit.network.piece import Layout, Piece, Tensors, all_to_host, fuse, halved, to_device, to_host, wait_for
 from earlyexit.policies.base import ExitOutput, ExitPolicy, Foresight
 from earlyexit.ramps import RampStyle
@@ -135,9 +135,9 @@ class EarlyExitModel(nn.Module, SegmentRunner):
         return (self,)
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> ModelChain:
         """The chain that consists of this network alone."""
-        return Chain(names=(self.info.name,), lengths=(self.num_blocks,), ramps=self.ramp_indices)
+        return ModelChain(names=(self.info.name,), lengths=(self.num_blocks,), ramps=self.ramp_indices)
 
     @property
     def task(self) -> Task:
@@ -313,7 +313,7 @@ class ChainNetwork(SegmentRunner):
 Network = EarlyExitModel | ChainNetwork
 
 
-def locate(chain: Chain, segment: Segment) -> tuple[int, Segment]:
+def locate(chain: ModelChain, segment: Segment) -> tuple[int, Segment]:
     """Returns the index of a segment's network, and the segment in that network's numbering."""
     network, first = chain.locate(segment.first)
     start = segment.first - first

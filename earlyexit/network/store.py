@@ -20,7 +20,7 @@ from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mist
 from earlyexit.families import FILES, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN, Fill
 from earlyexit.network.boundary import Boundary
-from earlyexit.network.chain import Chain, join_chains
+from earlyexit.network.chain import ModelChain, join_chains
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.sequences.sequence import PAGE_TOKENS
@@ -53,13 +53,13 @@ class ChainModels(BaseModel):
     blocks: tuple[int, ...]
     """The number of blocks of each model."""
 
-    def chain(self, ramps: tuple[int, ...]) -> Chain:
+    def chain(self, ramps: tuple[int, ...]) -> ModelChain:
         """Returns the chain. Raises ModelFolderError for contradictory values."""
         if len(self.models) != len(self.names):
             raise ModelFolderError(f"a chain has {len(self.models)} models, but {len(self.names)} names")
-        return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
+        return ModelChain(names=self.names, lengths=self.blocks, ramps=ramps)
 
-    def network_folders(self, folder: Path, chain: Chain) -> Iterator[Path]:
+    def network_folders(self, folder: Path, chain: ModelChain) -> Iterator[Path]:
         """Yields the models' folders. Raises ModelFolderError if one is missing or holds another model."""
         for network, (relative, name) in enumerate(zip(self.models, self.names, strict=True)):
             path, before = (folder / relative).resolve(), (name, self.blocks[network], tuple(chain.ramps_of(network)))
@@ -135,11 +135,11 @@ class ModelCard(BaseModel):
         return self
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> ModelChain:
         """The model's networks as a chain. Most models have one network."""
         if self.family == CHAIN:
             return ChainModels.model_validate(self.backbone).chain(self.ramps)
-        return Chain(names=(self.name,), lengths=(self.num_blocks,), ramps=self.ramps)
+        return ModelChain(names=(self.name,), lengths=(self.num_blocks,), ramps=self.ramps)
 
     def network_folders(self, folder: Path) -> tuple[Path, ...]:
         """Returns the folders of the networks of the model in `folder`: see `ChainModels`."""

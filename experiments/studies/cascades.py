@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.network.boundary import Split
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from experiments.tabi import ProfiledModel, candidates, select
@@ -181,14 +181,14 @@ class Networks:
 
     records: ExitRecords
     """Records in the chain's block numbers, with a ramp at the end of every network but the last."""
-    chain: Chain
+    chain: ModelChain
     problem: PlanProblem
 
 
 def networks() -> Networks:
     """Returns 3, 6 and 9 layers before all 12 of a BERT-base, on one V100."""
     exits = bert12_sst2("confidence")
-    chain = Chain(
+    chain = ModelChain(
         names=tuple(f"{layers} layers" for layers in LAYERS),
         lengths=LAYERS,
         ramps=tuple(end - 1 for end in accumulate(LAYERS))[:-1],

@@ -20,7 +20,7 @@ from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import FloatName
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import ModelCard, check_prunable, load_model, read_card, save_model
 from earlyexit.policies import make_policy
@@ -143,7 +143,7 @@ def _check_job(job: CalibrateJob, folder: Path, card: ModelCard) -> CalibrateJob
     return job.model_copy(update={"num_calibrations": 1 + _has_reference(job, card.chain) + (job.prune is not None)})
 
 
-def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
+def _has_reference(job: CalibrateJob, chain: ModelChain) -> bool:
     """Returns whether there will be a second calibration, for the last network alone."""
     return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
 
@@ -356,7 +356,7 @@ def _calibrate_chain(
     return calibration, pruned
 
 
-def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: Chain) -> CalibrationData:
+def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: ModelChain) -> CalibrationData:
     """Returns the data with the results of an ensemble, and if it is useful, with mixed answers.
 
     There is a view for each set of networks, all of them first. Weights and gain are found on the design rows alone. An
@@ -382,7 +382,7 @@ def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: Chain) 
 
 
 def find_ensemble(
-    outputs: ByBlock, chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
+    outputs: ByBlock, chain: ModelChain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
 ) -> tuple[Mapping[int, float] | None, dict[str, Any]]:
     """Returns an ensemble's weights by end block, and JSON data on it, fitted on `rows` of a chain's outputs, by block.
 
@@ -400,7 +400,7 @@ def find_ensemble(
 
 
 def mixed_outputs(
-    outputs: ByBlock, chain: Chain, task: Task, weights: Mapping[int, float], used: Collection[int] | None = None
+    outputs: ByBlock, chain: ModelChain, task: Task, weights: Mapping[int, float], used: Collection[int] | None = None
 ) -> dict[int, Tensor]:
     """Returns the outputs (N, C) of every exit by block, mixed with those of earlier networks.
 

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import InputError, PlanError, within
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from earlyexit.network.store import read_card
 from optimizer.problems.entries import FileBytes, Latencies, latency_tables
 from optimizer.problems.networks import with_slower_networks
@@ -179,7 +179,7 @@ def with_pruning(problem: PlanProblem, records: ExitRecords) -> PlanProblem:
     return replace(problem, latency=latency, crossing_tokens=problem.crossing_tokens or kept_of(records))
 
 
-def chain_of(networks: Sequence[int], ramps: Sequence[int]) -> Chain:
+def chain_of(networks: Sequence[int], ramps: Sequence[int]) -> ModelChain:
     """Returns the chain as exit records describe it, with the ends of networks among its ramps."""
     lengths, every = np.diff(networks, prepend=0).tolist(), {*ramps, *(end - 1 for end in networks[:-1])}
-    return Chain(names=tuple(map(str, range(len(lengths)))), lengths=tuple(lengths), ramps=tuple(sorted(every)))
+    return ModelChain(names=tuple(map(str, range(len(lengths)))), lengths=tuple(lengths), ramps=tuple(sorted(every)))

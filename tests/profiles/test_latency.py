@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from profiles.latency import LatencyProfile
 from profiles.networks import of_networks, subsets, survival_of
 from profiles.table import LatencyTable
@@ -110,7 +110,7 @@ def test_small_numbers_of_json_are_numbers(tmp_path: Path) -> None:
 
 
 # Networks of two blocks, one block and two blocks: only the first has a ramp inside.
-CHAIN = Chain(names=("s", "m", "l"), lengths=(2, 1, 2), ramps=(0, 1, 2, 3))
+CHAIN = ModelChain(names=("s", "m", "l"), lengths=(2, 1, 2), ramps=(0, 1, 2, 3))
 RECORDS = exit_records([[0.9, 0.0, 0.0, 0.0], [0.0, 0.9, 0.9, 0.0], [0.0, 0.0, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0]])
 HALF = dict.fromkeys(RECORDS.ramps, 0.5)
 

@@ -26,7 +26,7 @@ from earlyexit.errors import (
     StageUnavailableError,
 )
 from earlyexit.network.boundary import AfterAnswer
-from earlyexit.network.chain import Chain
+from earlyexit.network.chain import ModelChain
 from optimizer.plans.plan import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     NAMES,
@@ -452,7 +452,7 @@ def test_metrics_of_a_chain_that_the_plan_no_longer_has_are_zero() -> None:
     from deployments.ingress_deployment import IngressMetrics
 
     world = CoreWorld(side_by_side(rate_per_s=100.0), slo_s=1.0)
-    metrics = IngressMetrics(Chain(names=("m",), lengths=(4,)))
+    metrics = IngressMetrics(ModelChain(names=("m",), lengths=(4,)))
 
     def exported() -> list[float]:
         """Returns two chains' unanswered inputs, their tokens, the admission limit, and the inputs that have ended."""
