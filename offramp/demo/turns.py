@@ -200,12 +200,12 @@ def mean(ran: Sequence[PlanRun]) -> PlanRun:
 def batch_at_block(plan: Plan, counts: Counts, exits: Mapping[int, int]) -> tuple[float, ...]:
     """Returns the mean batch at every block: the batch of its split, times the share of inputs that reach the block."""
     reach = [sum(count for exit_block, count in exits.items() if exit_block >= at) for at in range(plan.num_blocks)]
-    return tuple(
-        inputs / max(1, batches) * reach[block] / max(1, reach[split.first])
-        for split in plan.splits
-        for batches, inputs in [counts.get(split.first, (0, 0))]
-        for block in range(split.first, split.end)
-    )
+    means: list[float] = []
+    for split in plan.splits:
+        batches, inputs = counts.get(split.first, (0, 0))
+        mean, entering = inputs / max(1, batches), max(1, reach[split.first])
+        means += [mean * reach[block] / entering for block in range(split.first, split.end)]
+    return tuple(means)
 
 
 def batch_counts(url: str) -> dict[int, tuple[int, int]]:
