@@ -28,7 +28,7 @@ from profiles.records import ExitRecords
 from simulator.events import CONTROLS, Events, SimulatedTime
 from simulator.inputs import Decisions, IntArray, Probing, recorded
 from simulator.outcome import Outcome
-from simulator.processes import NOTHING, SimulatedReplica
+from simulator.processes import NO_EPOCH, SimulatedReplica
 from simulator.scenario import FloatArray, Scenario
 from simulator.service import SimulatedService
 from simulator.simulate import gather, play
@@ -205,7 +205,7 @@ class SimulatedFleet(Fleet):
         self.say(f"prepare {placed.epoch}")
         for assignment in assignments_of(placed).values():
             for replica in self._service.running[assignment.stage.device].values():
-                if replica.epoch == NOTHING:
+                if replica.epoch == NO_EPOCH:
                     replica.prepare([assignment])
 
     async def follow(self, placed: PlacedPlan) -> None:

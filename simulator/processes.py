@@ -63,7 +63,7 @@ def by_call(members: Sequence[Input]) -> Sequence[tuple[SimulatedCall, Sequence[
     return list(groups.items())
 
 
-NOTHING = -1
+NO_EPOCH = -1
 """The epoch of a replica that does not follow a plan yet."""
 
 
@@ -84,7 +84,7 @@ class SimulatedReplica:
         self.name = name
         self.index = index
         self.device = device
-        self.epoch = NOTHING
+        self.epoch = NO_EPOCH
         self.slot = ""
         """The slot of the hosted stage; empty before the replica follows a plan."""
         self.period: HostingPeriod | None = None

@@ -169,7 +169,7 @@ class TracedDevice(Device[Any]):
         return super()._run(batch, inside)
 
 
-NOTHING = -1
+NO_EPOCH = -1
 """The epoch of a replica that does not follow a plan yet."""
 SPLIT_COUNTS = ("batches", "inputs", "tokens", "fill", "token_fill", "busy_s", "dropped")
 """The counts of a split in a report."""
@@ -205,7 +205,7 @@ class StageHost:
         starts: Collection[int] = (),
     ) -> None:
         """`starts`: the first blocks of the networks of a cascade."""
-        self.epoch = NOTHING
+        self.epoch = NO_EPOCH
         self.slot = ""
         """The slot of the hosted stage; empty before the replica follows a plan."""
         self._settings = settings
@@ -245,11 +245,11 @@ class StageHost:
         if not assignments:
             return
         self._policy = await asyncio.to_thread(self._make_ready, assignments)
-        if self.epoch == NOTHING:
+        if self.epoch == NO_EPOCH:
             self.device.follow((), assignments[0].dispatch, self._policy.policy, assignments[0].order)
             splits = [each.stage.splits for each in assignments]
             times = await asyncio.to_thread(warm_up, self._runner, splits, clock=self._clock, starts=self._starts)
-            if self.epoch == NOTHING:  # otherwise a call came earlier, and the engine has measured its batches
+            if self.epoch == NO_EPOCH:  # otherwise a call came earlier, and the engine has measured its batches
                 self.device.engine.times = times
 
     def follow(self, assignment: Assignment) -> None:

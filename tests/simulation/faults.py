@@ -15,7 +15,7 @@ from deployments.ingress.core.calls import PAUSE, AbortCall, Call, Timers
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain, Chains
 from deployments.ingress.dispatcher import ReplicaLink, ReplicaLinks
-from deployments.replica.host import NOTHING, StageHost, _Connection
+from deployments.replica.host import NO_EPOCH, StageHost, _Connection
 from earlyexit.engine.device import Device
 from optimizer.live.tuning.base import NewThresholds
 
@@ -52,7 +52,7 @@ def obey_an_old_call() -> AbstractContextManager[Any]:
 
     def always(self: Any, assignment: Any) -> None:
         if assignment.epoch < self.epoch:
-            self.epoch = NOTHING
+            self.epoch = NO_EPOCH
         follow(self, assignment)
 
     return patch.object(StageHost, "follow", always)

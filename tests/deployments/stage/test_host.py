@@ -17,7 +17,7 @@ from msgspec import structs
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from deployments.choices import TracingSettings
-from deployments.replica.host import BROKEN_AFTER, HUNG_S, NOTHING, OpenCall, StageHost, build_runner, chunks_by_call
+from deployments.replica.host import BROKEN_AFTER, HUNG_S, NO_EPOCH, OpenCall, StageHost, build_runner, chunks_by_call
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, SplitRun, StageCall
 from earlyexit.clock import MonotonicClock
@@ -183,7 +183,7 @@ async def test_a_replica_warms_up_all_stages_of_a_plan_before_it_is_assigned_one
     replica.runner.inner = Warmed(replica.records(), 4)
     await replica.host.prepare([plan_of(policy_of(Path(replica.settings.model), 0.5), 7, FIRST, LAST)])
     assert set(warmed) == {FIRST, LAST}
-    assert (replica.host.epoch, replica.host.slot) == (NOTHING, "")
+    assert (replica.host.epoch, replica.host.slot) == (NO_EPOCH, "")
     assert replica.host.report(replica="r", node="n").times == ()  # the warm-up does not count
     assert await replica.told("abcd", replica.assignment(7, FIRST)) == ("ab", "cd")
 
@@ -207,7 +207,7 @@ async def test_a_replica_starts_for_the_followed_plan_where_it_cannot_run_the_co
         for epoch, batch in ((8, 5), (7, 4))
     ]
     await replica.host.prepare_first(plans)
-    assert replica.host.epoch == NOTHING
+    assert replica.host.epoch == NO_EPOCH
     with pytest.raises(PlanError, match="the profile has no batch of 5"):
         await replica.host.prepare_first([plans[0], plans[0]])
 
