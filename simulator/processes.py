@@ -111,7 +111,7 @@ class SimulatedReplica:
         """Passes the profile's times of the splits of some stages to the engine, as a warm-up does."""
         self.engine.times.is_warm_up = True
         for split in (split for each in assignments for split in each.stage.splits):
-            for size, tokens in self.works.known(split):
+            for size, tokens in self.works.warm_up_sizes(split):
                 first_s, total_s = self.works.pace.split_s(split, self.works.pace.size_of(size, tokens))
                 self.engine.times.observe(split, size, tokens, first_s, total_s)
         self.engine.times.is_warm_up = False
@@ -301,13 +301,13 @@ class Slot:
         self.periods: list[HostingPeriod] = []
         self.pending: dict[SimulatedCall, tuple[int, float]] = {}
         """The block and the delay of each call that waits for a replica."""
-        self.of = [StageReplicas[SimulatedReplica](index / num_ingresses) for index in range(num_ingresses)]
-        """The `StageReplicas` of each ingress."""
+        self.by_ingress = [StageReplicas[SimulatedReplica](index / num_ingresses) for index in range(num_ingresses)]
+        """What each ingress knows about the replicas."""
 
     def host(self, replicas: Sequence[SimulatedReplica], now_s: float) -> None:
         """Sets the replicas that get new calls. Other replicas finish the calls that they have."""
         self.replicas = list(replicas)
-        for each in self.of:
+        for each in self.by_ingress:
             each.set_replicas(replicas)
         for replica in replicas:
             if replica.period is None or replica.period.slot is not self:
@@ -452,7 +452,7 @@ class SimulatedIngress(Driver):
     def go(self, call: SimulatedCall, block: int, delay_s: float) -> bool:
         """Passes a call to a replica; returns False if its slot has no replica."""
         try:
-            replica = call.choose_replica(self._slots[call.stage.slot].of[self.index], block)
+            replica = call.choose_replica(self._slots[call.stage.slot].by_ingress[self.index], block)
         except SequenceLostError:
             self.restart(call)
             return True

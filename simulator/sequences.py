@@ -17,7 +17,7 @@ from optimizer.plans.plan import PlacedPlan
 from simulator.events import WAKES
 from simulator.processes import SimulatedCall, SimulatedIngress
 from simulator.scenario import Scenario
-from simulator.work import Step
+from simulator.work import StepMember
 
 
 class SimulatedSequence(SequenceProgress):
@@ -28,7 +28,7 @@ class SimulatedSequence(SequenceProgress):
         self.index = index
         """The position of the sequence in the order of arrival."""
         self.behind: Counter[int] = Counter()
-        """See `Step.behind`."""
+        """See `StepMember.behind`."""
 
     def begin(self, number: int = 0) -> None:
         super().begin(number)
@@ -86,12 +86,12 @@ class GeneratingIngress(SimulatedIngress):
         self._step_number += self._stride
         self._states[number] = state
 
-    def _members(self, call: SimulatedCall) -> list[Step]:
+    def _members(self, call: SimulatedCall) -> list[StepMember]:
         return [self._member(each, call.probe) for each in call.inputs]
 
-    def _member(self, pending: PendingInput, probe: bool) -> Step:
+    def _member(self, pending: PendingInput, probe: bool) -> StepMember:
         state = self._states[pending.serial]
-        return Step(
+        return StepMember(
             sample_id="",
             payload=pending,
             tokens=pending.tokens,

@@ -133,7 +133,7 @@ class Works:
         """Returns the members as an equivalent number of inputs of length `hop_length`."""
         return len(members) if self.hop_length is None else tokens_of(members) / self.hop_length
 
-    def known(self, split: Split) -> list[tuple[int, int]]:
+    def warm_up_sizes(self, split: Split) -> list[tuple[int, int]]:
         """Returns the inputs and tokens of the warm-up's batches: one input, and a full batch."""
         length, budget = self.pace.length, split.tokens
         if length is None:
@@ -263,7 +263,7 @@ the batch's end."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Step(Member[PendingInput]):
+class StepMember(Member[PendingInput]):
     """An input of a sequence: a chunk of the prompt, or the newest token."""
 
     context: int
@@ -309,7 +309,7 @@ class StepWork(Work):
         steps, prompt, context = 0, 0, 0
         behind: Counter[int] = Counter()
         for member in members:
-            assert isinstance(member, Step)
+            assert isinstance(member, StepMember)
             if member.tokens == 1:
                 steps += 1
                 context += member.context
@@ -341,7 +341,7 @@ class StepWork(Work):
         Work.count(self, batch, seconds)  # `super()` does not work in a slotted dataclass
         leaves, cycle, at_end = self.leaves, len(self.leaves), self.split.end == self.num_blocks
         for member in batch.members:
-            assert isinstance(member, Step)
+            assert isinstance(member, StepMember)
             ramp = leaves[member.payload.serial % cycle] if self.split.ramps and not batch.stays else NOWHERE
             if ramp != NOWHERE:
                 leave(member.behind, ramp, member.tokens)

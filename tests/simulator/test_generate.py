@@ -74,7 +74,7 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
     assert [len(each) for each in places.values()] == [2, 2, 2]
     assert len(set().union(*places.values())) == 4
     assert ingress.num_tokens.tolist() == [4, 4, 4]
-    assert not any(each.sequences for slot in service.slots.values() for each in slot.of[0]._known.values())
+    assert not any(each.sequences for slot in service.slots.values() for each in slot.by_ingress[0]._known.values())
 
 
 @pytest.mark.parametrize(("at_s", "ended_s"), [(2.0, 2.0 + 3 * 4.0), (8.0, 8.0 + 6.0), (8.5, 8.5 + 6.0)])

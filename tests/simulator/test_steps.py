@@ -22,7 +22,7 @@ from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from simulator.scenario import Scenario
 from simulator.simulate import generate
-from simulator.work import LATE, Step, StepSize, StepWork, leave
+from simulator.work import LATE, StepMember, StepSize, StepWork, leave
 from tests.simulator.test_generate import ALONE, case, told
 from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, split, stage
 
@@ -119,6 +119,6 @@ def test_a_probe_takes_the_time_of_every_ramp_and_skips_no_block(probe: bool, be
     alone = StepSize(inputs=1, steps=1, prompt=0, context=0, behind=Counter())
     assert work.until_s(alone, RAMPS)[-1] - work.until_s(alone)[-1] == 0.5 * (len(RAMPS) - 1)
     pending = PendingInput(0, 0.0, 1.0)
-    step = Step(sample_id="", payload=pending, tokens=1, context=0, behind=Counter())
+    step = StepMember(sample_id="", payload=pending, tokens=1, context=0, behind=Counter())
     work.count(Batch(split=only_0, members=(step,), tokens=1, started_s=0.0, probe=probe), 1.0)
     assert step.behind == behind
