@@ -28,7 +28,7 @@ from optimizer.problems.problem_file import ProblemFile, read_problem, read_prob
 from optimizer.problems.what_if import Axis, AxisName, variants, with_batch_limit
 from optimizer.search.compiled import cache_folder
 from optimizer.search.decision import Decision, NoPlan, Planned, Strategy, strategies_for
-from optimizer.search.planner import more_devices, solve
+from optimizer.search.planner import excess_s, more_devices, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -235,7 +235,7 @@ def best_answer(
     compared: Sequence[Strategy] | None = None,
     time_limit_s: float | None = None,
 ) -> PlanAnswer:
-    """Returns the best plan over several calibrations by `merit`, the first of equal ones.
+    """Returns the best plan over several calibrations, the first of equal ones: by `excess_s`, then by `merit`.
 
     If no calibration has a plan, returns the reason of the first one, or raises the PlanError of the first search that
     proved nothing.
@@ -245,7 +245,8 @@ def best_answer(
     errors = [each.decision for each in answers if isinstance(each.decision, PlanError)]
     if errors and not plans:
         raise errors[0]
-    return max(plans, key=lambda each: merit(each.file.problem, each.planned.figures), default=answers[0])
+    plans.sort(key=lambda each: merit(each.file.problem, each.planned.figures), reverse=True)
+    return min(plans, key=lambda each: excess_s(each.file.problem, each.planned), default=answers[0])
 
 
 def answer_document(answer: PlanAnswer) -> dict[str, Any]:
@@ -262,15 +263,12 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
     return {
         **({"networks": list(problem.networks)} if problem.networks else {}),
         **({"stages": stages_document(planned.stages)} if len(figures.shares) == 1 else chains),
-        **predictions(problem, figures),
-        **batches_document(planned.stages),
+        **_decision(problem, planned),
         **order_document(answer.file.order),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
         "latency_limit_s": problem.slo.limit_s,
         "bound": planned.bound,
-        "gap": planned.gap,
-        **({"note": planned.note} if planned.note else {}),
         **({"calibration": str(calibration)} if calibration else {}),
         "binds": [
             {"kind": each.kind, "stage": each.stage_index, "text": each.text}
@@ -371,7 +369,8 @@ def _decision(problem: PlanProblem, decision: Decision | PlanError) -> dict[str,
         return {"no_plan": {"binding": None, "message": str(decision)}}
     if isinstance(decision, NoPlan):
         return {"no_plan": _no_plan_document(decision)}
-    return {**predictions(problem, decision.figures), **batches_document(decision.stages), "gap": decision.gap}
+    note = {"note": decision.note} if decision.note else {}
+    return {**predictions(problem, decision.figures), **batches_document(decision.stages), "gap": decision.gap, **note}
 
 
 def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any]:

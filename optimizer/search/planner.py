@@ -197,7 +197,7 @@ def _rank_in_cascade(problem: PlanProblem, found: Solved) -> tuple[float, ...]:
     """Returns the key by which plans are ranked, best first: their excess, the rank of their value, then `merit`."""
     part, planned = found
     value, merits = objective_value(problem, planned.figures), merit(problem, planned.figures)
-    return _excess_s(part.problem, planned), *_rank_of_value(problem, value, part), *(-each for each in merits)
+    return excess_s(part.problem, planned), *_rank_of_value(problem, value, part), *(-each for each in merits)
 
 
 def _rank_of_value(problem: PlanProblem, value: float, part: Subproblem) -> tuple[float, int]:
@@ -249,7 +249,7 @@ def _solve_in_time(problem: PlanProblem, space: Space) -> Decision:
     The plan's note names the tighter limits for which it was planned, or says that the limit is not kept.
     """
     first, *others = _plans_in_time(problem, space)
-    if not isinstance(first, Planned) or not _excess_s(problem, first):
+    if not isinstance(first, Planned) or not excess_s(problem, first):
         return first
     for each in space.contained():
         with suppress(PlanError):  # the search neither found a plan nor proved that none exists
@@ -257,12 +257,12 @@ def _solve_in_time(problem: PlanProblem, space: Space) -> Decision:
     plans = [_with_fitting_replicas(problem, each) for each in (first, *others) if isinstance(each, Planned)]
     best = min(plans, key=partial(_rank_in_time, problem))
     late = f"less than {problem.in_time:.4g} of inputs that arrive at random may be in time"
-    note = late if _excess_s(problem, best) else best.note
+    note = late if excess_s(problem, best) else best.note
     gap = gap_between(best.figures.usd_per_hour, first.bound)
     return replace(best, strategy=first.strategy, bound=first.bound, gap=gap, note=note)
 
 
-def _excess_s(problem: PlanProblem, planned: Planned) -> float:
+def excess_s(problem: PlanProblem, planned: Planned) -> float:
     """Returns by how much a plan exceeds the SLO with its queues; 0 if it keeps the SLO."""
     needed_s = planned.figures.latency_s + queue_s(problem, planned.stages, planned.figures)
     limit_s = problem.slo.limit_s
@@ -271,7 +271,7 @@ def _excess_s(problem: PlanProblem, planned: Planned) -> float:
 
 def _rank_in_time(problem: PlanProblem, planned: Planned) -> tuple[float, float]:
     """Returns the key by which plans are ranked, the best first."""
-    return _excess_s(problem, planned), planned.figures.usd_per_hour
+    return excess_s(problem, planned), planned.figures.usd_per_hour
 
 
 def _with_fitting_replicas(problem: PlanProblem, planned: Planned) -> Planned:
@@ -301,7 +301,7 @@ def _plans_in_time(problem: PlanProblem, space: Space) -> Iterator[Decision]:
     limit_s, best = problem.slo.limit_s, _solve(plain, space)
     yield best
     for share in QUEUE_SHARES:
-        if not isinstance(best, Planned) or not _excess_s(problem, best) or space.is_over():
+        if not isinstance(best, Planned) or not excess_s(problem, best) or space.is_over():
             return
         room_s = max(share * limit_s, limit_s - best.figures.latency_s)
         for load in chain.from_iterable(loads(problem, best.stages, best.figures)):

@@ -184,7 +184,6 @@ def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     write_beside(problem.parent / "cascade", "reference", {2: 0.5, 3: 0.5})
     files = read_problems(problem)
     found = best_answer(files, "best", compared=())
-    assert found.file is files[1]
     assert answer_document(found)["calibration"] == str(problem.parent / "cascade" / "reference" / "calibration.json")
     assert serving_plan(found).ramps == (2,)
     assert best_answer(files[:1], "best", compared=()).planned.figures.rate_per_s < found.planned.figures.rate_per_s
@@ -197,8 +196,12 @@ def test_the_best_plan_names_its_calibration(problem: Path) -> None:
     assert best_answer(files, "best", gives_up_first, compared=()).planned == found.planned
     with pytest.raises(PlanError, match="there may be one"):
         best_answer(files[:1], "best", gives_up_first, compared=())
+    # Without exits, an input takes 300 ms instead of 303, but at 6/s two devices are 90 % busy: too many are late.
+    files = read_problems(written(problem, PROBLEM.replace("maximize: rate", "minimize: cost, rate_per_s: 6")))
+    assert best_answer(files, "best", compared=()).file is files[1]
+    assert "at random may be in time" in answer(files[0], "best", compared=["stock"]).baselines["stock"]["note"]
     write_beside(problem.parent / "cascade", "reference", {2: 0.05, 3: 0.05})
-    files = read_problems(problem)
+    files = read_problems(written(problem, PROBLEM))
     assert best_answer(files, "best", compared=()).file is files[0]
 
 
