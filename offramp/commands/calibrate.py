@@ -51,6 +51,7 @@ from optimizer.calibration.calibration_file import MEMBERS, PRUNED, REFERENCE, C
 from optimizer.calibration.ensemble import fit_weights, held_out_gain
 from optimizer.calibration.thresholds import LEVELS, choose_confidences
 from optimizer.plans.plan import policy_of_score
+from optimizer.problems.networks import Used
 from profiles.latency import LatencyProfile
 from profiles.networks import ALONE_FILE, DECAY, MEASURING, PRUNE, TOKENS_KEPT, WEIGHTS, WORDS_CUT, subsets
 from profiles.records import ExitRecords
@@ -318,6 +319,7 @@ def records_of_served(
         alone.score,
         task,
         truth_N,
+        confidences=alone.confidences,
         tokens_N=alone.tokens_N,
         end_losses_N=task.loss(at_end_N, full_N),
         end_true_losses_N=task.loss(at_end_N, truth_N),
@@ -346,14 +348,13 @@ def _calibrate_chain(
         save_calibration(reference, None, folder / REFERENCE)
     if job.prune is None:
         return own, mixed.views[0]
-    # Thresholds must hold with pruned and with whole texts, because plans may leave out networks before which words are
-    # pruned.
+    # Plans may leave out networks, before or after which words are pruned. Thresholds must hold for the texts of all.
     served, pruning = run_pruned(recorded, folder, card, data, outputs, progress)
-    facts, choice = recorded.facts | pruning, (recorded.parts[0], job.budget)
-    pruned = records_of_served(served, outputs, alone, recorded.truth, choice=choice, provenance=facts)
-    calibration = replace(recorded, views=[pruned, alone], facts=facts).card(chain.end_ramps)
-    save_calibration(calibration, pruned, folder / PRUNED)
-    return calibration, pruned
+    facts = recorded.facts | pruning
+    views = [records_of_served(each, outputs, alone, recorded.truth, provenance=facts) for each in served]
+    calibration = replace(recorded, views=views, facts=facts).card(chain.end_ramps)
+    save_calibration(calibration, views[0], folder / PRUNED)
+    return calibration, views[0]
 
 
 def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: ModelChain) -> CalibrationData:
@@ -420,44 +421,43 @@ def mixed_outputs(
 
 def run_pruned(
     recorded: CalibrationData, folder: Path, card: ModelCard, data: LabelledRows, whole: ByBlock, progress: Progress
-) -> tuple[dict[int, Tensor], dict[str, Any]]:
+) -> tuple[list[ByBlock], dict[str, Any]]:
     """Runs a chain with word pruning: each network passes its texts on without the job's share of the words.
 
-    Alphas are chosen on the design rows. `whole`: every exit's outputs on whole texts. The first network's are used.
-    Returns every exit's outputs by block, and facts for the provenance: alphas by end ramp, the share of all words that
-    the last network does not get, the share of an input's tokens that each network gets, and the factor by which
-    measuring attention slows down each network but the last. Raises DataError for an impossible share.
+    Alphas are chosen on the design rows. `whole`: outputs on whole texts. Returns every exit's outputs by block, for
+    each set of networks that a plan may use, all first, and facts for the provenance: alphas by end ramp, the share of
+    all words that the last network does not get, the share of an input's tokens that each network gets, and the factor
+    by which measuring attention slows down each network but the last. Raises DataError for an impossible share.
     """
-    share, design, dtype = recorded.job.prune, recorded.parts[0], recorded.job.dtype
+    share, design, chain = recorded.job.prune, recorded.parts[0], card.chain
     assert share is not None
-    chain = card.chain
     codec = find_codec(card.codec, folder)
     assert isinstance(codec, ChainCodec)
-    rows = whole_rows = data.rows(codec)
-    kept, measuring = [1.0], list[float]()
-    outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
-    prune: dict[int, float] = {}
+    whole_rows, last = data.rows(codec), len(chain.lengths) - 1
+    texts: dict[Used, tuple[Sequence[Any], Sequence[Any]]] = {}  # in a set's last network, and importances
+    outputs: dict[Used, ByBlock] = {(): whole}
+    kept, measuring, prune = list[float](), list[float](), dict[int, float]()
     for network, member in enumerate(card.network_folders(folder)):
-        model = load_model(member, dtype=getattr(torch, dtype))
-        encoded = codec.of(network).encode(rows, truncate=True)
-        if network:
-            whole_encoded = codec.of(network).encode(whole_rows, truncate=True)
-            kept.append(sum(each.length for each in encoded) / sum(each.length for each in whole_encoded))
-            first = chain.starts[network]
-            exits = exit_outputs(model, encoded, progress=progress)
-            outputs |= {first + block: each for block, each in exits.items()}
-        if network < len(chain.lengths) - 1:
-            importance = importance_of(model, encoded, progress=progress)
-            measuring.append(times_measured(model, encoded))
-            words = codec.of(network).words
-            standings = [relative_importance(words(rows[row]), importance[row]) for row in design.tolist()]
-            alpha = prune[chain.ends[network]] = alpha_for(share, np.concatenate(standings))
-            rows = [
-                codec.pruned_for(network + 1, network, row, own, alpha).row
-                for row, own in zip(rows, importance, strict=True)
-            ]
-    words_cut = 1 - num_words(rows) / num_words(whole_rows)
-    return outputs, {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}
+        model, own = load_model(member, dtype=getattr(torch, recorded.job.dtype)), codec.of(network)
+        for before in sorted([(), *texts], key=len, reverse=True):  # first all earlier networks
+            rows, used = whole_rows, (*before, network)
+            if before:
+                pairs, alpha = zip(*texts[before], strict=True), prune[chain.ends[before[-1]]]
+                rows = [codec.pruned_for(network, before[-1], row, seen, alpha).row for row, seen in pairs]
+            encoded = own.encode(rows, truncate=True)
+            exits = exit_outputs(model, encoded, progress=progress) if before else {}
+            outputs[used] = {**outputs[before], **{chain.starts[network] + at: each for at, each in exits.items()}}
+            texts[used] = rows, importance_of(model, encoded, progress=progress) if network < last else ()
+            if len(before) == network:
+                num_tokens = sum(each.length for each in own.encode(whole_rows, truncate=True))
+                kept.append(sum(each.length for each in encoded) / num_tokens)
+            if len(before) == network < last:
+                measuring.append(times_measured(model, encoded))
+                standings = [relative_importance(own.words(rows[k]), texts[used][1][k]) for k in design.tolist()]
+                prune[chain.ends[network]] = alpha_for(share, np.concatenate(standings))
+    words_cut = 1 - num_words(texts[(*range(last + 1),)][0]) / num_words(whole_rows)
+    facts = {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}
+    return [each for used, each in outputs.items() if used[-1:] == (last,)], facts
 
 
 def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat: bool) -> list[tuple[int, ...]]:

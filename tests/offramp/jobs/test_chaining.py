@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.network.model import ChainNetwork
+from earlyexit.network.boundary import Encoded
+from earlyexit.network.model import ChainNetwork, EarlyExitModel
 from earlyexit.network.store import (
     CARD_FILE,
     WEIGHTS_FILE,
@@ -337,8 +338,8 @@ def test_the_report_is_about_the_calibration_without_pruning(
     models: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def wrong(*given: Any, **options: Any) -> Any:
-        outputs, facts = run_pruned(*given, **options)
-        return {block: -outputs_NC for block, outputs_NC in outputs.items()}, facts
+        [outputs, whole], facts = run_pruned(*given, **options)
+        return [{block: -outputs_NC for block, outputs_NC in outputs.items()}, whole], facts
 
     monkeypatch.setattr("offramp.commands.calibrate.run_pruned", wrong)
     promise = ("--budget", EASY.budget, "--confidence", EASY.confidence, "--prune", 0.3, "--json")
@@ -391,6 +392,28 @@ def test_word_pruning_adds_a_calibration(models: Path, rows: LabelledRows) -> No
         DataError, match=r"has records of pruned texts, which need .*chain/exit_records.npz: calibrate again"
     ):
         alone_of(models / "chain" / "pruned" / RECORDS_FILE, saved)
+
+
+def test_thresholds_hold_for_the_pruned_texts_of_plans_that_skip_a_network(
+    models: Path, rows: LabelledRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third network errs unless its texts are whole or were pruned by both others."""
+    shutil.copytree(models / "large", models / "third")
+    change_card(models / "third", name="third")
+    calibrate(models / "third", rows, EASY)
+    chain_models([models / name for name in ("small", "large", "third")], models / "three")
+    runs = list[dict[int, Tensor]]()
+
+    def outputs_of_exits(model: EarlyExitModel, encoded: Sequence[Encoded], **options: Any) -> dict[int, Tensor]:
+        outputs = exit_outputs(model, encoded, **options)
+        runs.extend([outputs] if model.info.name == "third" else [])
+        return {block: -each for block, each in runs[0].items()} if len(runs) > 2 else runs[0] if runs else outputs
+
+    monkeypatch.setattr("offramp.commands.calibrate.exit_outputs", outputs_of_exits)
+    monkeypatch.setattr("offramp.commands.calibrate.choose_confidences", lambda *of: [len(runs)] * of[1].shape[1])
+    card, _ = calibrate(models / "three", rows, EASY.model_copy(update={"prune": 0.3, "policy": "share"}))
+    assert card.confidences == read_calibration(models / "three").confidences, "whole texts leave alike"
+    assert (card.thresholds, card.tested["worst_agreement"], len(runs)) == ({}, 0.0, 4)
 
 
 __all__ = ["calibrated", "models", "rows"]
