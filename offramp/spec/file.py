@@ -91,7 +91,7 @@ class AccuracyDocument(StrictDocument):
     """Which inputs may leave at a ramp."""
 
     budget: float | None = Field(default=None, ge=0, lt=1)
-    """Share of answers that may differ from the full model's. None: the calibration's."""
+    """Budget that is watched, and that tuned thresholds keep. None: the calibration's, whose thresholds keep it."""
     policy: Score | Literal["recorded"] | None = None
     """Exit policy. None: the calibration's, or recorded if emulated accelerators decide from exit records."""
     thresholds: FileThresholds | None = None
