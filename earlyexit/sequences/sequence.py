@@ -66,16 +66,16 @@ class TextStream:
         return final
 
     def _decode(self, token: int) -> str:
-        """Returns the new text; none while it ends with U+FFFD, which may be the beginning of a character."""
+        """Returns the new text; none while a few tokens end with U+FFFD, which may be the beginning of a character."""
         self._new.append(token)
         text: str = self._tokenizer.decode(self._before + self._new, skip_special_tokens=True)
         # The text before changes if a prompt ends within a character, which this token completes, and if invalid bytes
         # follow characters that are decoded from bytes. `DecodeStream` of `tokenizers` fails on the latter.
         is_longer = text.startswith(self._decoded)
         new = text[len(self._decoded if is_longer else self._decoded.rstrip(REPLACEMENT)) :]
-        if not new or text.endswith(REPLACEMENT):
-            if text == self._decoded and len(self._new) >= CONTEXT_TOKENS:
-                self._new.clear()  # special tokens, which take longer and longer to decode
+        if text == self._decoded and len(self._new) >= CONTEXT_TOKENS:
+            self._new.clear()  # special tokens, which take longer and longer to decode
+        if not new or (text.endswith(REPLACEMENT) and len(self._new) < CONTEXT_TOKENS):
             return ""
         self._before, self._new = self._new if is_longer else self._before + self._new, []
         self._decoded = self._tokenizer.decode(self._before, skip_special_tokens=True)

@@ -152,7 +152,7 @@ def test_no_text_of_a_prompt_is_repeated(prompt: bytes, answer: bytes, given: li
     assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
 
 
-def test_many_tokens_without_text_are_not_decoded_again_and_again() -> None:
+def test_many_tokens_without_characters_are_not_decoded_again_and_again() -> None:
     tokenizer, lengths = marked_tokenizer(), list[int]()
 
     def decode(tokens: list[int], **options: bool) -> str:
@@ -160,8 +160,9 @@ def test_many_tokens_without_text_are_not_decoded_again_and_again() -> None:
         return str(tokenizer.decode(tokens, **options))
 
     stream = TextStream(cast(Tokenizer, SimpleNamespace(decode=decode)), [TOKEN_OF[72]])
-    assert [stream.push(token) for token in [END] * 500 + [TOKEN_OF[105]]] == [""] * 500 + ["i"]
-    assert max(lengths) <= 1 + CONTEXT_TOKENS
+    tokens = [END] * 500 + [TOKEN_OF[0x9F]] * 500 + [TOKEN_OF[105]]  # the byte begins no character
+    assert "".join(map(stream.push, tokens)) == "\ufffd" * 500 + "i"
+    assert max(lengths) <= 2 * CONTEXT_TOKENS
 
 
 def test_invalid_bytes_after_characters_that_were_given_are_replaced() -> None:
