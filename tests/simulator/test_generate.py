@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
+from deployments.ingress.core.generation import GenerationLoop
+from deployments.ingress.core.inputs import IngressOptions
+from deployments.ingress.core.routes import lost
+from earlyexit.errors import DataError, OverloadedError
+from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plans.plan import PlacedPlan, Plan
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.sequences import GeneratingIngress
@@ -92,6 +97,14 @@ def test_a_sequence_whose_replica_dies_continues_on_another(at_s: float, ended_s
     counts = ingress.loop.counts
     assert (counts.lost, counts.ended, counts.exits.total()) == (1, {"length": 1}, 3)
     assert (service.events.time_s, ingress.core.num_unanswered) == (ended_s, 0)
+
+
+def test_a_sequence_that_started_waits_as_long_as_all_replicas_are_full() -> None:
+    loop = GenerationLoop(IngressOptions(), ALONE, Random(0))
+    state = loop.begin(SequenceProgress(1, 9, 1), 0.0)
+    loop.on_token(state, 3, 1.0)
+    assert max(loop.retry(state, OverloadedError("no pages")) for _ in range(30)) < 5.0
+    loop.retry(state, lost("its replica died"))
 
 
 def test_only_a_plan_that_moves_blocks_restarts_sequences() -> None:

@@ -39,7 +39,7 @@ class GenerationState(Generic[S]):
     ahead_tokens: int
     """The prompt tokens of sequences without a first token when this one arrived."""
     attempts: int = 0
-    """The number of losses since the last token."""
+    """The number of losses and refusals since the last token."""
     first_s: float = math.nan
     """When the first token came; NaN before that."""
     num_tokens: int = 0
@@ -143,27 +143,27 @@ class GenerationLoop:
     def retry(self, state: GenerationState[S], error: OfframpError) -> float:
         """Prepares a sequence whose step got an error for another attempt; returns the pause before it, in seconds.
 
-        A lost sequence restarts. The first restart has no pause, because other replicas are probably available. A new
-        sequence that is refused by a full replica tries another one. A sequence that was accepted before, or whose
-        tokens left before a full later stage, waits and restarts. Raises the error that ends the sequence.
+        A lost sequence restarts, at first without a pause, because other replicas are probably available. One that a
+        full replica refuses tries another one. If all are full, a sequence that was accepted before, or whose tokens
+        left before a full later stage, waits until its time limit. Raises the error that ends the sequence.
         """
         placement, is_full = state.placement, isinstance(error, OverloadedError)
-        if is_full and not placement.is_retry:
+        if is_full:
             # The last chosen replica refused the sequence.
             full = next((keeper.replica.name for keeper in reversed(placement.keepers.values())), None)
             is_last = len(placement.excluded) + 1 >= self._options.max_attempts
             if not is_last and full is not None and full not in placement.excluded:
-                self._place_again(state, excluded=placement.excluded | {full})
+                self._place_again(state, excluded=placement.excluded | {full}, is_retry=placement.is_retry)
                 return 0.0
-            if not state.num_tokens:
+            if not (state.num_tokens or placement.is_retry):
                 raise error
-        if not is_full and not isinstance(error, SequenceLostError):
+        elif not isinstance(error, SequenceLostError):
             raise error
-        if state.attempts + 1 >= self._options.max_attempts:
+        elif state.attempts + 1 >= self._options.max_attempts:
             message = f"the sequence was lost {self._options.max_attempts} times without a token"
             raise StageUnavailableError(message, retry_after_s=SOONEST_RETRY_S)
         pause_s = RETRY_PAUSE_S * ((1 << state.attempts) - 1)
-        state.attempts += 1
+        state.attempts = min(state.attempts + 1, self._options.max_attempts - 1 - is_full)  # waiting ends no sequence
         self.counts.lost += 1
         self._place_again(state, is_retry=True)
         return pause_s
