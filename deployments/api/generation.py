@@ -64,44 +64,44 @@ class Stream:
     def __init__(self, num_prompt: int) -> None:
         self.num_prompt = num_prompt
         """Number of prompt tokens."""
-        self.on_abort: Callable[[], None] = lambda: None
-        """Called by the first `abort`; set by the service."""
-        self.is_over = False
-        """Whether the last token or an error was added."""
-        self._queue: asyncio.Queue[StepResult | Exception] = asyncio.Queue()
-        """Results that were not read yet, and at the end the error or StopAsyncIteration."""
+        self.on_abort: Callable[[], None] | None = lambda: None
+        """Called by the first `abort`; set by the service. None once the last token or an error was added."""
+        self._queue: asyncio.Queue[StepResult | None] = asyncio.Queue()
+        """Results that were not read yet, and at the end None."""
+        self._errors: list[Exception] = []
+        """What to raise at the end. It is removed then, because it would be in a cycle with its traceback."""
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> StepResult:
-        item = await self._queue.get()
-        if isinstance(item, StepResult):
-            return item
-        self._queue.put_nowait(item)  # the end stays, for readers that continue
-        raise item
+        result = await self._queue.get()
+        if result is not None:
+            return result
+        self._queue.put_nowait(None)  # the end stays, for readers that continue
+        raise self._errors.pop() if self._errors else StopAsyncIteration
 
     def abort(self) -> None:
         """Ends the sequence: its pages are freed, unread tokens are discarded, and a reader gets ClientDisconnect."""
-        if not self.is_over:
-            self.is_over = True
+        if self.on_abort is not None:
             self.on_abort()
         while not self._queue.empty():
             self._queue.get_nowait()
-        self._queue.put_nowait(ClientDisconnect())
+        self.on_abort, self._errors = None, [ClientDisconnect()]
+        self._queue.put_nowait(None)
 
     # Called by the service
 
     def put(self, result: StepResult) -> None:
-        if not self.is_over:
+        if self.on_abort is not None:
             self._queue.put_nowait(result)
             if result.ended is not None:
                 self.fail(StopAsyncIteration())
 
     def fail(self, error: Exception) -> None:
-        if not self.is_over:
-            self.is_over = True
-            self._queue.put_nowait(error)
+        if self.on_abort is not None:
+            self.on_abort, self._errors = None, [error.with_traceback(None)]
+            self._queue.put_nowait(None)
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -210,7 +210,6 @@ class GenerateService:
             running.stream.put(result)
             if result.ended is not None:
                 self.loop.end(running.state, result.ended)
-                return
         # The next step is sent one turn of the event loop later. Readers then have their tokens first, and the next
         # steps of all sequences of one reply are sent together.
         asyncio.get_running_loop().call_soon(self._resume, running)
@@ -245,6 +244,7 @@ class GenerateService:
         """Ends a sequence whose reader has aborted it."""
         if running.step_input is not None:
             self.dispatcher.give_up((running.step_input,), ABANDONED)
+            running.step_input = None  # its callback has `running`
         self.loop.end(running.state, ABANDONED)
 
     def _end_by_limit(self, running: _RunningSequence) -> None:

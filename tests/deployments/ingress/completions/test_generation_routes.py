@@ -52,7 +52,11 @@ async def test_streamed_text_equals_the_whole_answer(
     for stop in (None, ["use"], ["e"], ["zz", "ous"]):
         whole = (await asked(teller, path, body | {"stop": stop})).json()["choices"][0]
         response = await asked(teller, path, body | {"stop": stop, "stream": True})
-        assert response.headers["content-type"].startswith("text/event-stream")
+        headers = response.headers
+        assert headers["content-type"].startswith("text/event-stream")
+        assert {"content-encoding", "content-length"}.isdisjoint(headers)
+        # A proxy must not keep events back.
+        assert (headers["x-accel-buffering"], "no-transform" in headers["cache-control"]) == ("no", True)
         chunks = events(response.text)
         assert text_of(chunks) == (whole["text"] if "text" in whole else whole["message"]["content"])
         assert chunks[-1] == "[DONE]"
@@ -190,7 +194,7 @@ async def test_several_prompts_are_refused_together(teller: Teller) -> None:
 HEAD = {"model_name": "tales", "model_version": "1", "id": "7"}
 
 
-async def test_generate_stream_sends_parts_and_then_the_finish_reason_or_an_error(teller: Teller) -> None:
+async def test_generate_sends_parts_and_then_the_finish_reason_or_an_error_or_a_time_limit(teller: Teller) -> None:
     response = await asked(teller, f"{V2}_stream", ASKED | {"id": "7"})
     *parts, last = events(response.text)
     assert text_of(parts) == "a mouse"
@@ -200,10 +204,7 @@ async def test_generate_stream_sends_parts_and_then_the_finish_reason_or_an_erro
     teller.breaks_after = 2
     *parts, last = events((await asked(teller, f"{V2}_stream", ASKED)).text)
     assert (text_of(parts), list(last)) == ("a ", ["error"])
-
-
-async def test_generate_returns_the_text_so_far_after_a_time_limit(teller: Teller) -> None:
-    teller.cut_after = 4
+    teller.breaks_after, teller.cut_after = None, 4
     whole = (await asked(teller, V2, ASKED)).json()
     assert (whole["text_output"], whole["finish_reason"], whole["cut_short"]) == ("a mo", "length", CUT_SHORT)
     *parts, last = events((await asked(teller, f"{V2}_stream", ASKED)).text)

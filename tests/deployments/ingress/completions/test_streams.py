@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.api.http import build_api
@@ -118,16 +117,3 @@ async def test_the_buffer_of_a_slow_reader_is_limited_by_max_tokens(teller: Tell
     await task
     assert text_of(events(b"".join(each.get("body", b"") for each in sent).decode())) == "x" * 50
     assert teller.aborted == []
-
-
-async def test_events_have_headers_against_proxies_buffers(teller: Teller) -> None:
-    teller.may_say = None
-    async with listening(teller) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-        response = await client.post(
-            "/v1/completions", json=TEXT | {"stream": True}, headers={"accept-encoding": "gzip"}
-        )
-    assert "content-encoding" not in response.headers
-    assert "content-length" not in response.headers
-    assert response.headers["x-accel-buffering"] == "no"
-    assert "no-transform" in response.headers["cache-control"]
-    assert events(response.text)[-1] == "[DONE]"

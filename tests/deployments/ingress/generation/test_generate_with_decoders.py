@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from starlette.requests import ClientDisconnect
 
@@ -24,15 +24,15 @@ from earlyexit.errors import ContextLengthError, DeadlineError, InputError, Over
 from earlyexit.network.boundary import Split
 from earlyexit.network.model import EarlyExitModel, TorchRunner
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.sequence import StepResult
 from earlyexit.tasks.token import TokenTask
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.deployments.service_here import Replica, Running, connected
-from tests.deployments.wire_fakes import FixedLinks, soon
+from tests.deployments.wire_fakes import FixedLinks, soon, until
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
+    PAGE_TOKENS,
     VOCABULARY,
     Handfuls,
     backbone_of,
@@ -52,8 +52,8 @@ KIND = "t5 gated"
 Expected = dict[tuple[int, ...], list[tuple[int, int]]]
 
 
-def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
-    """Returns a plan with both ramps active, in one stage or two, with two replicas each."""
+def plan(cut: int | None = None, *, epoch: int = 1, replicas: int = 2) -> PlacedPlan:
+    """Returns a plan with both ramps active, in one stage or two."""
     whole = (Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=(2,)))
     if cut is None:
         parts: list[tuple[Split, ...]] = [whole]
@@ -63,7 +63,7 @@ def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
             (Split(first=0, end=cut, batch=4, ramps=before),),
             (Split(first=cut, end=NUM_BLOCKS, batch=4, ramps=after),),
         ]
-    stages = tuple(Stage(device="cpu", replicas=2, splits=splits) for splits in parts)
+    stages = tuple(Stage(device="cpu", replicas=replicas, splits=splits) for splits in parts)
     return PlacedPlan(plan=Plan(stages=stages, policy=POLICY, epoch=epoch))
 
 
@@ -73,7 +73,8 @@ class Service:
     def __init__(self, placed: PlacedPlan, new_model: Callable[[], EarlyExitModel]) -> None:
         self.placed = placed
         self.replicas = {
-            slot: [self._replica(f"{slot}#{k}", new_model()) for k in range(2)] for slot in placed.stage_of
+            slot: [self._replica(f"{slot}#{k}", new_model()) for k in range(stage.replicas)]
+            for slot, stage in placed.stage_of.items()
         }
 
     @property
@@ -234,11 +235,19 @@ async def test_streams_of_an_encoder_decoder_survive_the_loss_of_a_replica(
         await one_dies_in_mid_stream(service, of_sources, -1)
 
 
-async def test_a_new_sequence_tries_another_replica_if_the_first_is_full(expected: Expected) -> None:
-    sizes = iter((8, NUM_PAGES))
-    async with served(plan(), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
+async def test_a_sequence_tries_another_replica_if_the_first_is_full(expected: Expected) -> None:
+    sizes = iter((8, NUM_PAGES, NUM_PAGES))
+    async with served(plan(replicas=3), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
         said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
         assert (said, service.num_lost) == (list(expected.values()), 0)
+        await service.all_free()
+        stream = service.begin(next(iter(expected)))
+        begun = await soon(anext(stream))
+        service.one_dies(0)
+        full: Any = next(replica for replica in service.all_replicas if not replica.pages)
+        full.runner.memory.kv.enter(999, NUM_PAGES * PAGE_TOKENS)
+        assert [(begun.token, begun.exit), *await soon(all_of(stream))] == said[0]
+        assert service.num_lost == 1
 
 
 async def test_a_stream_whose_first_tokens_left_early_waits_for_room_in_the_last_stage(expected: Expected) -> None:
@@ -249,14 +258,23 @@ async def test_a_stream_whose_first_tokens_left_early_waits_for_room_in_the_last
         assert said[:3] == list(expected.values())[:3]  # some of the others are refused
 
 
-async def test_pages_are_freed_when_a_caller_disconnects_during_a_batch(service: Service, expected: Expected) -> None:
+async def test_ended_sequences_leave_no_pages_and_no_garbage(service: Service, expected: Expected) -> None:
+    gc.collect()
+    gc.disable()  # streams in reference cycles would stay
     streams = [service.begin(prompt) for prompt in expected]
     for stream in streams[:3]:
         await soon(anext(stream))
         stream.abort()
-    said = await soon(asyncio.gather(*map(all_of, streams[3:])))
-    assert said == list(expected.values())[3:]
+        stream.abort()
+    with pytest.raises(ClientDisconnect):
+        await anext(stream)
+    assert await soon(asyncio.gather(*map(all_of, streams[3:]))) == list(expected.values())[3:]
     await service.all_free()
+    del stream, streams
+    await until(lambda: not service.dispatcher._sent)
+    service.dispatcher.wake()  # forgets the timers
+    assert not [each for each in gc.get_objects() if isinstance(each, Stream)]
+    gc.enable()
 
 
 # Streams that end before their last token
@@ -309,20 +327,3 @@ async def test_invalid_sequences_are_refused_before_anything_runs() -> None:
         with pytest.raises(StageUnavailableError):
             service.begin((3,))
         assert service.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
-
-
-async def test_closing_a_stream_early_aborts_its_sequence_once() -> None:
-    aborted: list[str] = []
-    stream = Stream(1)
-    stream.on_abort = lambda: aborted.append("told")
-    answer: dict[str, Any] = {"token": 1, "log_probability": -0.5, "likeliest_2k": np.empty((2, 0))}
-    said = StepResult(start=0, text="a", ended=None, exit=1, **answer)
-    for _ in range(2):
-        stream.put(said)
-    assert await anext(stream) is said
-    for _ in range(2):
-        stream.abort()
-    stream.put(said)
-    with pytest.raises(ClientDisconnect):
-        await anext(stream)
-    assert aborted == ["told"]
