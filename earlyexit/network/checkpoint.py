@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.processors import RobertaProcessing
 from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
@@ -19,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from earlyexit.codecs.prompt import copy_chat_files, write_chat_files
 from earlyexit.codecs.text import TOKENIZER_FILE, read_tokenizer
 from earlyexit.errors import ModelFolderError, first_line
-from earlyexit.families import find_family
+from earlyexit.families import GENERATES, find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.named import NamedSpec, in_one_line, is_own
 from earlyexit.network.boundary import why_no_exit
@@ -158,12 +156,11 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
     if local.is_file():
         tokenizer = read_tokenizer(local)  # an error names this file rather than the copy
-        of_bert = isinstance(tokenizer.normalizer, BertNormalizer)
-        if (of_bert or isinstance(tokenizer.post_processor, RobertaProcessing)) and (local.parent / CONFIG).is_file():
-            with in_one_line(f"the tokenizer of {source!r} cannot be loaded"):
-                loaded = AutoTokenizer.from_pretrained(local.parent, trust_remote_code=False).backend_tokenizer
-            # Options of tokenizer_config.json have precedence: do_lower_case, strip_accents, add_prefix_space.
-            tokenizer.normalizer, tokenizer.pre_tokenizer = loaded.normalizer, loaded.pre_tokenizer
+        config = local.parent / CONFIG
+        with in_one_line(f"the tokenizer of {source!r} cannot be loaded"):
+            # Encoders' classes follow their own rules and tokenizer_config.json rather than tokenizer.json.
+            if config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("model_type") not in GENERATES:
+                tokenizer = AutoTokenizer.from_pretrained(local.parent, trust_remote_code=False).backend_tokenizer
         tokenizer.save(str(folder / TOKENIZER_FILE))
         copy_chat_files(local.parent, folder)
         return

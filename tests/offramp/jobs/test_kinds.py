@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from tokenizers.processors import RobertaProcessing
 from torch import nn
+from transformers import AutoTokenizer
 
 from earlyexit.backends import onnx
 from earlyexit.codecs import find_codec
@@ -233,6 +234,8 @@ def test_a_served_checkpoint_answers_as_transformers_does(
     theirs = saved(tmp_path / "tuned", checkpoint, family)
     options = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "truncation_side": "left"}
     (tmp_path / "tuned/tokenizer_config.json").write_text(json.dumps(options))
+    written = json.loads((tmp_path / "tuned/tokenizer.json").read_text())
+    (tmp_path / "tuned/tokenizer.json").write_text(json.dumps(written | {"post_processor": None}))
     folder = model_folder_for(tmp_path / "tuned")
     ours = load_model(folder)
     assert ours.task.spec()["label_names"] == list(map(str, LABELS.values()))
@@ -241,6 +244,7 @@ def test_a_served_checkpoint_answers_as_transformers_does(
     assert cut.tensors[0].tolist() == end.tensors[0].tolist()
     one, other, *encoded = codec.encode(["pay", "Pay", *texts(9)])
     assert one.tensors[0].tolist() == other.tensors[0].tolist(), "not as tokenizer.json says"
+    assert one.tensors[0].tolist() == AutoTokenizer.from_pretrained(tmp_path / "tuned")("pay").input_ids
     expected = theirs(**hf_inputs(encoded)).logits
     torch.testing.assert_close(exit_outputs(ours, encoded)[2], expected, atol=1e-5, rtol=1e-4)
     assert model_folder_for(tmp_path / "tuned") == folder, "made once"
