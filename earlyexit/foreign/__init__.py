@@ -20,7 +20,7 @@ def read_foreign(name: str, options: ForeignOptions, *, open_size: int) -> Forei
         return replace(read_torch(name, tokens=not options.arrays), options=options)
     from earlyexit.foreign.onnx_model import read_onnx
 
-    return replace(read_onnx(Path(name), open_size=open_size), options=options)
+    return replace(read_onnx(Path(name), open_size=open_size, arrays=options.arrays), options=options)
 
 
 def open_foreign(model: ForeignModel, codec: NamedSpec, folder: Path) -> Divisible:

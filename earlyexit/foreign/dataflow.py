@@ -118,6 +118,8 @@ class Dataflow:
     bytes_per_input: Mapping[str, int] = field(default_factory=dict)
     """The bytes of one input, including padding, for tensors with a known shape."""
     batch: int = 1
+    arrays: bool = False
+    """Whether inputs are arrays of the data, none of which follows from lengths."""
 
     def measured(self, values: Mapping[str, Any]) -> Dataflow:
         """Returns the graph with the shapes and bytes of tensors, whose values for a batch are given."""
@@ -140,7 +142,7 @@ class Dataflow:
 
         Token types are not among them, because they also distinguish the texts of a pair.
         """
-        shapes = {name: self.shapes.get(name, (0, 0)) for name in self.inputs}
+        shapes = {} if self.arrays else {name: self.shapes.get(name, (0, 0)) for name in self.inputs}
         named = {name for name in shapes if layout_role(name) in ("mask", "positions")}
         tokens = {shapes[name] for name in shapes.keys() - named}
         return frozenset(name for name in named if len(shapes[name]) == 2 and shapes[name] in tokens)

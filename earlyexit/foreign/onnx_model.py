@@ -123,16 +123,15 @@ class OnnxModel(ForeignModel):
         sizes = sizes_of_input(info)
         sides = [size for size in sizes[1:] if size != CHANNELS]
         height, width = self.options.image_size or (sides if len(sides) == 2 else (None, None))
-        if not height or not width:
-            raise InputError(
-                f"{self.name} leaves the size of {info.name!r} open, or takes no images: it is {list(sizes)}; "
-                "set the size with --image-size HEIGHTxWIDTH"
-            )
+        in_colour = len(sizes) == 4 and not {CHANNELS, None}.isdisjoint((sizes[1], sizes[3]))
+        if not height or not width or not in_colour:
+            advice = "set --image-size HEIGHTxWIDTH" if in_colour else "give arrays of this shape (.npz)"
+            raise InputError(f"{self.name} takes {info.name!r} as {list(sizes)}: no RGB images of known size; {advice}")
         return TensorSpec(name="image", shape=(height, width, CHANNELS), dtype="uint8")
 
 
-def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxModel:
-    """Reads a model. `open_size`: the assumed size of its open axes.
+def read_onnx(path: Path, *, open_size: int = OPEN_SIZE, arrays: bool = False) -> OnnxModel:
+    """Reads a model. `open_size`: the assumed size of its open axes. `arrays`: see `Dataflow`.
 
     Raises GraphError for other files, for weights outside the model's folder, and for If, Loop and Scan.
     """
@@ -143,7 +142,7 @@ def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxModel:
 
         proto = onnx.inliner.inline_local_functions(proto)
     check_operators(proto.graph, path)
-    flow = dataflow_of(proto.graph)
+    flow = replace(dataflow_of(proto.graph), arrays=arrays)
     examples = arbitrary_inputs([each for each in proto.graph.input if each.name in flow.inputs], open_size)
     return OnnxModel(name=str(path), path=path, proto=proto, flow=flow, beside=beside, examples=examples).measured()
 

@@ -214,7 +214,8 @@ class TorchModel(Divisible):
     def _layout(self) -> tuple[str, ...]:
         """The inputs that follow from the lengths of inputs alone."""
         from_codec = {TOKEN_TYPES} if PAIR in self.options.columns else set()
-        return tuple(name for name in self.examples if name in LAYOUT_INPUTS.keys() - from_codec)
+        derived = () if self.flow.arrays else LAYOUT_INPUTS.keys() - from_codec
+        return tuple(name for name in self.examples if name in derived)
 
     @property
     def output(self) -> str:
@@ -339,6 +340,7 @@ def read_torch(name: str, *, tokens: bool = True) -> TorchModel:
             inputs=tuple(examples),
             outputs=tuple(each.name for each in pytree.tree_leaves(nodes[-1].args) if isinstance(each, fx.Node)),
             weights=weights,
+            arrays=not tokens,
         ).measured({name: each for name, each in tensors.items() if name not in weights})
     return TorchModel(name=name, module=module, values=tensors, flow=flow)
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from earlyexit.data.rows import IMAGE
 from earlyexit.families import find_family
 from earlyexit.foreign import open_foreign
 from earlyexit.foreign.onnx_model import read_onnx
@@ -101,6 +102,11 @@ def onnx_files() -> dict[str, Read]:
     def outside(place: str) -> Read:
         return lambda folder: read_onnx(tiny.saved(folder, tiny.two_layers(tiny.beside(tiny.weight("w", 4, 6), place))))
 
+    def grey(folder: Path) -> object:
+        text = "grey (float[B, 1, 8, 8] x) => (float[B, 1, 8, 8] logits) { logits = Relu(x) }"
+        path = onnx_graphs.saved(onnx_graphs.small_graph(text), folder / "from")
+        return onnx_graphs.read_graph(path, columns=(IMAGE,)).inputs
+
     def damaged(folder: Path) -> object:
         path = onnx_graphs.saved(pictures_graph(), folder / "from")
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -148,6 +154,7 @@ def onnx_files() -> dict[str, Read]:
         "onnx: two outputs": numbers(two, gives=both),
         "onnx: no such output": numbers(two, gives=both, output="answer"),
         "onnx: images of another size": pictures(codec=onnx_graphs.CODEC | {"height": 16}),
+        "onnx: grey images": grey,
         "onnx: texts": pictures(codec=onnx_graphs.TEXT),
         "onnx: one mean": pictures(pixels={"mean": [0.5]}),
         "onnx: another order": pictures(pixels={"order": "GRB"}),
