@@ -92,8 +92,8 @@ def examples(inputs: Boundary, layout: Layout, *, seed: int = 0) -> Tensors:
     tensors = []
     for spec in inputs:
         shape = (layout.num_tokens if spec.per_token else layout.num_inputs, *spec.shape)
-        if spec.dtype == "float":
-            tensors.append(torch.randn(shape, generator=generator))
+        if spec.dtype == "float":  # from 0 to 1, but not 0: networks may take logarithms, or rows of a table by numbers
+            tensors.append(1 - torch.rand(shape, generator=generator))
         else:
             integers = torch.randint(0, spec.below or 256, shape, generator=generator)
             tensors.append(integers.to(getattr(torch, spec.dtype)))

@@ -168,7 +168,7 @@ def table_rows(graph: Any, name: str) -> int:
 
 
 def arbitrary_inputs(inputs: Sequence[Any], open_size: int) -> dict[str, Any]:
-    """Returns normally distributed numbers, or ones for integers, for inputs (ValueInfoProtos) of a graph.
+    """Returns random numbers from 0 to 1, or ones for integers, for inputs (ValueInfoProtos) of a graph.
 
     Open axes have the size `open_size`. Open batch axes have the batch size of another input, or 1.
     """
@@ -189,7 +189,7 @@ def arbitrary_inputs(inputs: Sequence[Any], open_size: int) -> dict[str, Any]:
             for axis, dim in enumerate(each.type.tensor_type.shape.dim)
         ]
         is_float = np.issubdtype(dtype, np.floating)
-        values[each.name] = (generator.standard_normal(shape) if is_float else np.ones(shape)).astype(dtype)
+        values[each.name] = (1 - generator.random(shape) if is_float else np.ones(shape)).astype(dtype)
     return values
 
 

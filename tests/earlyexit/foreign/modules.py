@@ -278,6 +278,18 @@ def categories() -> Given:
     return _seeded(Categories), {"codes": torch.tensor([[1, 2], [3, 4]]), "numbers": torch.tensor([[True], [False]])}
 
 
+class Positive(Indexed):
+    """Takes logarithms of one column, and rows of its table by the numbers of the other."""
+
+    def forward(self, columns: Tensor) -> Tensor:
+        answer: Tensor = self.classifier(self.table[columns[:, 0].long()] * self.scale.float() + columns[:, 1:].log())
+        return answer
+
+
+def positive() -> Given:
+    return _seeded(Positive), {"columns": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+
+
 class Plain(nn.Module):
     """Convolutions, with a part that writes in place and a part that splits a tensor."""
 

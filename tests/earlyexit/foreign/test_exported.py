@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Pretrained
+from earlyexit.families.own import examples, layout_of
 from earlyexit.foreign import open_foreign, read_foreign
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.foreign.model import ForeignModel, ForeignOptions
@@ -195,6 +196,24 @@ def test_integers_and_bools_of_arrays_are_features() -> None:
     graph = read_foreign(f"{foreign.__name__}:categories", ForeignOptions(arrays=True), open_size=1)
     inputs = cut_at(graph).backbone.inputs
     assert [(each.shape, each.dtype) for each in inputs] == [((2,), "int32"), ((1,), "uint8")]
+
+
+def test_random_inputs_are_positive_and_below_the_rows_of_tables() -> None:
+    graph = read_foreign(f"{foreign.__name__}:positive", ForeignOptions(arrays=True), open_size=1)
+    backbone, layout = cut_at(graph).backbone, layout_of([1] * 9)
+    [hidden] = backbone.run_blocks(0, 1, backbone.embed(examples(backbone.inputs, layout), layout), layout)
+    assert hidden.isfinite().all()
+
+
+def test_masks_among_arrays_are_data() -> None:
+    (network, given), options = foreign.texts(), ForeignOptions(arrays=True)
+    graph = read_foreign(f"{foreign.__name__}:texts", options, open_size=1)
+    assert [each.name for each in graph.inputs] == list(given)
+    cuts = [site.tensors for site in graph.sites(sets=True, measure=False)]
+    assert len(cuts[0]) == 2, "the mask crosses too"
+    backbone, layout = cut_at(graph, cuts).backbone, layout_of([1, 1])
+    [answers] = backbone.run_blocks(0, len(cuts) + 1, backbone.embed(tuple(given.values()), layout), layout)
+    torch.testing.assert_close(answers, network(**given))
 
 
 @pytest.mark.parametrize("place", ["types", "weights"])
