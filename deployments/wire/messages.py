@@ -389,7 +389,7 @@ class Frames(asyncio.BufferedProtocol):
     ) -> None:
         """All callbacks run on the event loop. `on_end` is called once.
 
-        `on_frame` may keep its frame. The connection is aborted if it raises MalformedError.
+        `on_frame` may keep its frame. The connection is aborted if it raises an error in `MALFORMED`.
         """
         self.longest = longest
         self._on_frame = on_frame
@@ -440,7 +440,7 @@ class Frames(asyncio.BufferedProtocol):
                 frame = memoryview(bytes(frame))
             try:
                 self._on_frame(frame.toreadonly())
-            except MalformedError as error:  # from another version, for example: later frames cannot be trusted either
+            except MALFORMED as error:  # from another version, for example: later frames cannot be trusted either
                 peer = self._transport and self._transport.get_extra_info("peername")
                 logger.warning("%s sent a malformed message: %s", peer, error)
                 self.abort()
@@ -542,7 +542,8 @@ def _decode_other(type_: type, value: Any) -> object:
     return error(message, **options)
 
 
-MalformedError = msgspec.MsgspecError
+MALFORMED = msgspec.MsgspecError, UnicodeDecodeError
+"""The errors of a frame that is not a message."""
 FromIngress: TypeAlias = StageCall | CancelCall | EndSequences | Assignment
 FromReplica: TypeAlias = ReplyPart | CallRefused
 encode: Callable[[FromIngress | FromReplica], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
@@ -550,7 +551,7 @@ encode: Callable[[FromIngress | FromReplica], bytes] = msgspec.msgpack.Encoder(e
 decode_from_replica: Callable[[bytes | memoryview], FromReplica] = msgspec.msgpack.Decoder(
     FromReplica, dec_hook=_decode_other, ext_hook=_decode_raw
 ).decode
-"""Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
+"""Decodes a replica's message; its arrays are read-only. Raises `MALFORMED`."""
 _INGRESS_DECODER: msgspec.msgpack.Decoder[FromIngress] = msgspec.msgpack.Decoder(
     FromIngress, dec_hook=_decode_other, ext_hook=_decode_raw
 )
@@ -577,8 +578,8 @@ def encode_parts(serial: int, chunk: Chunk) -> list[bytes]:
 
 
 def decode_from_ingress(frame: bytes | memoryview) -> FromIngress:
-    """Decodes an ingress's message; its arrays are read-only. Raises MalformedError."""
+    """Decodes an ingress's message; its arrays are read-only. Raises `MALFORMED`."""
     try:
         return _INGRESS_DECODER.decode(frame)
     except PlanError as error:  # a stage or a split contradicts itself
-        raise MalformedError(str(error)) from error
+        raise msgspec.ValidationError(str(error)) from error

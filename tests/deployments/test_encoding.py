@@ -20,13 +20,13 @@ import earlyexit.errors
 from deployments.wire.messages import (
     BUFFER_BYTES,
     LENGTH_BYTES,
+    MALFORMED,
     Assignment,
     CallRefused,
     CancelCall,
     Chunk,
     EndSequences,
     Frames,
-    MalformedError,
     ReplyPart,
     SplitRun,
     StageCall,
@@ -225,6 +225,7 @@ FROM_NO_INGRESS = {
 }
 FROM_NO_REPLICA = {
     "nothing": b"",
+    "no UTF-8": encode(CallRefused(1, "why")).replace(b"refused", b"refus\xe9d"),
     "noise": b"\xc1noise",
     "an ingress's message": encode(CALL),
     "cut short": encode(ReplyPart(1, CHUNK))[:-1],
@@ -236,13 +237,13 @@ FROM_NO_REPLICA = {
 
 @pytest.mark.parametrize("frame", FROM_NO_INGRESS.values(), ids=FROM_NO_INGRESS)
 def test_messages_that_no_ingress_sends_are_refused(frame: bytes) -> None:
-    with pytest.raises(MalformedError):
+    with pytest.raises(MALFORMED):
         decode_from_ingress(frame)
 
 
 @pytest.mark.parametrize("frame", FROM_NO_REPLICA.values(), ids=FROM_NO_REPLICA)
 def test_messages_that_no_replica_sends_are_refused(frame: bytes) -> None:
-    with pytest.raises(MalformedError):
+    with pytest.raises(MALFORMED):
         decode_from_replica(frame)
 
 
