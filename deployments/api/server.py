@@ -10,8 +10,8 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from resource import RLIMIT_NOFILE, getrlimit
@@ -64,13 +64,10 @@ SWEEP_S = 1.0
 REQUEST_ID = b"x-request-id"
 
 
-def without_upgrade(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Returns request line and headers without Upgrade, which a server may ignore (RFC 9110, section 7.8)."""
-    options = b",".join(value for name, value in headers if name == b"connection").lower()
-    kept = [each for each in headers if each[0] not in (b"upgrade", b"connection", b"http2-settings")]
-    if b"close" in options:
-        kept.append((b"connection", b"close"))
-    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(b"%b: %b\r\n" % each for each in kept))
+    kept = b"".join(b"%b: %b\r\n" % each for each in headers if each[0] != b"upgrade")
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), kept)
 
 
 class RequestTimeoutError(InputError, http_status=408):
@@ -152,8 +149,10 @@ class Connection(HttpToolsProtocol):
         if self._discards_input:
             return
         self._unfinished_bytes += len(data)
+        left = memoryview(data)
         try:
-            self._feed(data)
+            while left:
+                left = self._feed(left)
         except httptools.HttpParserError as error:
             is_long = self._head_size() > self._limits.head_bytes  # uvicorn fails for URLs of 64 KiB
             what = f"the bytes are not an HTTP/1.1 request: {error}"
@@ -210,18 +209,22 @@ class Connection(HttpToolsProtocol):
         self._phase, self._unfinished_bytes = IDLE, 0
         super().on_message_complete()
 
-    def _feed(self, data: bytes) -> None:
-        """Parses bytes. A request to upgrade is parsed again without Upgrade, or its body would be lost."""
+    def _feed(self, data: memoryview) -> memoryview:
+        """Parses bytes, and returns those behind a request to upgrade, which is parsed again without Upgrade.
+
+        Otherwise its body would be lost.
+        """
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            method, [offset] = self.parser.get_method(), upgrade.args
-            if method == b"CONNECT":
-                self._refuse(MethodNotAllowedError("CONNECT is not allowed, because this is not a proxy"))
-                return
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._feed(without_upgrade(method, self.url, self.headers) + data[offset:])
+            method, version, [offset] = self.parser.get_method(), self.parser.get_http_version(), upgrade.args
+            if method != b"CONNECT":
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(without_upgrade(method, self.url, version, self.headers))
+                return data[offset:]
+            self._refuse(MethodNotAllowedError("CONNECT is not allowed, because this is not a proxy"))
+        return data[:0]
 
     def _head_size(self) -> int:
         """Returns the approximate number of bytes of request line and headers so far."""
@@ -375,10 +378,7 @@ class HttpServer(uvicorn.Server):
                 connection.transport.abort()
             self._ended.set()
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves signals to the process."""
-        yield
+    capture_signals = nullcontext  # type: ignore[assignment] # leaves signals to the process
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops accepting connections, and waits for the answers to all accepted requests."""
