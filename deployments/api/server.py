@@ -180,9 +180,9 @@ class Connection(HttpToolsProtocol):
             error = OverloadedError(f"more than {self._limits.connections} connections; try again later")
         elif self._head_size() > self._limits.head_bytes:
             error = self._too_large()
-        elif names.count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+        elif names.count(b"host") != 1 and self.parser.get_http_version() != "1.0":
             error = InputError(f"a request must have one header Host (got {names.count(b'host')})")
-        elif b"transfer-encoding" in names and dict(self.headers)[b"transfer-encoding"].lower() != b"chunked":
+        elif any(value.lower() != b"chunked" for name, value in self.headers if name == b"transfer-encoding"):
             error = InputError("transfer-encoding must be chunked; compressed bodies have a content-encoding")
         is_fast = (
             self.parser.get_method() == b"POST"
@@ -249,7 +249,7 @@ class Connection(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
 
     async def _answer(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
-        send = cycle.send if cycle.scope["http_version"] == "1.1" else without_chunks(cycle)
+        send = cycle.send if cycle.scope["http_version"] != "1.0" else without_chunks(cycle)
         call: Any = cycle.scope, cycle.receive, send  # uvicorn's types are narrower
         try:
             await app(*call)

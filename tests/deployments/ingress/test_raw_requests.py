@@ -100,6 +100,7 @@ CASES = {
     "chunked": answered(CHUNKED + CHUNKS + b"\r\n"),
     "Chunked": answered(HEAD + b"Transfer-Encoding: Chunked\r\n\r\n" + CHUNKS + b"\r\n"),
     "gzip and chunked": refused(HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS + b"\r\n"),
+    "gzip, then chunked": refused(HEAD + b"Transfer-Encoding: gzip\r\n" + CHUNKED[len(HEAD) :] + CHUNKS + b"\r\n"),
     "gzip": answered(post(gzip.compress(BODY), "Content-Encoding: gzip", path="/predict")),
     "deflate": answered(post(zlib.compress(BODY), "Content-Encoding: deflate", path="/predict")),
     "GZIP in chunks": answered(
