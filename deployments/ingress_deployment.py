@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from deployments.api.access import build_gate
+from deployments.api.access import Gate
 from deployments.api.exchange import RequestBodies
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.api.http import build_api
@@ -171,7 +171,8 @@ class Ingress(BackgroundTasks):
         self._stage_handles = {device: handles[deployment_name(device)] for device in initial_replicas(self._settings)}
         self._clock = MonotonicClock()
         self._http_server: HttpServer | None = None
-        self._gate = build_gate(self._settings.access, self._clock, self._settings.ingress_replicas)
+        access, num_ingresses = self._settings.access, self._settings.ingress_replicas
+        self._gate = None if access is None else Gate(access, self._clock, num_ingresses)
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
         self._started = asyncio.Event()
         self.is_ready = False

@@ -100,13 +100,6 @@ class Gate:
         raise UnauthorizedError(text, scheme=scheme)
 
 
-def build_gate(access: AccessSettings | None, clock: Clock, num_ingresses: int) -> Gate | None:
-    """Returns the gate of the settings; None if they have neither keys nor rates. Raises InputError for bad keys."""
-    if access is None or (access.rate_per_s is None and not access.has_keys):
-        return None
-    return Gate(access, clock, num_ingresses)
-
-
 def _token(method: str, authorization: str) -> str:
     """Returns the key in an Authorization header; empty if there is none."""
     scheme, _, value = authorization.partition(" ")

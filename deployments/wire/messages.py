@@ -542,8 +542,7 @@ def _decode_other(type_: type, value: Any) -> object:
     return error(message, **options)
 
 
-MALFORMED = msgspec.MsgspecError, UnicodeDecodeError
-"""The errors of a frame that is not a message."""
+MALFORMED = msgspec.MsgspecError, UnicodeDecodeError  # the errors of a frame that is not a message
 FromIngress: TypeAlias = StageCall | CancelCall | EndSequences | Assignment
 FromReplica: TypeAlias = ReplyPart | CallRefused
 encode: Callable[[FromIngress | FromReplica], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.access import Gate, build_gate
+from deployments.api.access import Gate
 from deployments.api.http import build_api
 from deployments.keys import AccessSettings
 from earlyexit.errors import RateLimitError
@@ -111,12 +111,9 @@ async def test_too_many_requests_except_health_checks_get_a_429_with_retry_after
         assert [(await client.get("/v2")).status_code for _ in range(2)] == [200, 429]
 
 
-def test_without_keys_and_rates_there_is_no_gate() -> None:
-    assert build_gate(None, ManualClock(), 1) is None
-    assert build_gate(AccessSettings(cors_origins=(HERE,)), ManualClock(), 1) is None
-    limited = build_gate(AccessSettings(rate_per_s=1.0), ManualClock(), 2)
-    assert limited is not None
-    assert limited.rate_per_s == 0.5
+def test_without_keys_and_rates_every_caller_is_admitted() -> None:
+    Gate(AccessSettings(cors_origins=(HERE,)), ManualClock()).admit("POST", "/predict", None)
+    assert Gate(AccessSettings(rate_per_s=1.0), ManualClock(), 2).rate_per_s == 0.5
 
 
 # OpenAPI
