@@ -26,12 +26,13 @@ from deployments.api.operations import (
 )
 from earlyexit.network.boundary import Column
 
-SWAGGER_PAGE = """<!doctype html>
-<html><head><title>Offramp</title>
-<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css"></head>
-<body><div id="ui">See <a href="openapi.json">openapi.json</a>. This page shows it by a script of cdn.jsdelivr.net</div>
-<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#ui"})</script></body></html>
+SWAGGER_PAGE = """<!doctype html><title>Offramp</title>
+<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5.35.0/swagger-ui.css" crossorigin
+integrity="sha384-WlYgdmXYOOBWL5apwjDEZwN+U3HmXSSu5R6V5aGxEcf7z+KuRNwBhoxKVN1i3D5I">
+<div id="ui">See <a href="openapi.json">openapi.json</a>. This page shows it by a script of cdn.jsdelivr.net</div>
+<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5.35.0/swagger-ui-bundle.js" crossorigin
+integrity="sha384-gjRm0bEPMeTmMh5jT2cHccIwCUZSTd8YC+j0d0sXw0MdGEfScduGpSyF3ZSSLkX9"></script>
+<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#ui"})</script>
 """
 
 ERRORS = {
