@@ -60,7 +60,11 @@ class VersionRoutes:
         async with cluster.turn():
             serve, running = await cluster.applications(), await cluster.running()
             for each in running:
-                _check_apart(each, new)
+                if ((each.model, each.version) == (model, new.version)) != (each.app == new.app):
+                    raise InputError(
+                        f"application {each.app!r} serves version {each.version!r} of {each.model!r}; "
+                        f"{new.app!r}, version {new.version!r} of {model!r}, needs another name or version"
+                    )
             others = Counter(claimed(serve, new.app))
             if serve["applications"].get(own.app, {}).get("deployed_app_config") is None:  # `offramp serve` started it
                 others += Counter(max_accelerators(own))
@@ -104,9 +108,17 @@ class VersionRoutes:
         return await self._versions.change(body.version, default=body.version)
 
     async def _parsed(self, request: HttpRequest) -> tuple[str, LoadParameters]:
-        """Returns the model and the parameters; raises ControlRefusedError unless the settings allow changes."""
+        """Returns the model and the parameters; raises ControlRefusedError unless the settings allow changes.
+
+        Browsers send POST requests for pages of any site without asking the service first.
+        """
         body = await request.parsed(LoadBody, empty=b"{}")
         self._versions.check_control()
+        host, origin = map(request.headers.get, ("host", "origin"))
+        if origin not in (None, f"http://{host}", f"https://{host}"):
+            access = self._versions.settings.access
+            if access is None or not {origin, "*"} & {*access.cors_origins}:
+                raise ControlRefusedError(f"pages of {origin} may not change versions; see access.cors_origins")
         return request.path_params["model"], body.parameters
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
@@ -128,16 +140,6 @@ class VersionRoutes:
         if parameters.version not in (None, settings.version):
             raise InputError(f"the settings are of version {settings.version!r}, not of {parameters.version!r}")
         return settings
-
-
-def _check_apart(running: AnnouncedApp, new: AnnouncedApp) -> None:
-    """Raises InputError if the two have the same name or the same version, but not both."""
-    is_same = (running.model, running.version) == (new.model, new.version)
-    if is_same != (running.app == new.app):
-        raise InputError(
-            f"application {running.app!r} serves version {running.version!r} of {running.model!r}; "
-            f"{new.app!r}, version {new.version!r} of {new.model!r}, needs another name or version"
-        )
 
 
 def settings_files(folder: Path | None) -> dict[str, dict[str, Path]]:

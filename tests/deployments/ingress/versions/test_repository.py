@@ -135,6 +135,12 @@ async def test_settings_that_cannot_run_beside_the_others_are_refused(
     assert (world.cluster.put_last, len(await world.cluster.announced())) == (None, 1)
 
 
+async def test_a_page_of_another_site_loads_nothing(world: World) -> None:
+    for origin, status in (("https://page.example", 403), ("null", 403), ("http://test", 200)):
+        world.http.headers["origin"] = origin
+        assert (await load(world, second(world))).status_code == status, origin
+
+
 async def test_accelerators_of_other_versions_are_not_available(world: World) -> None:
     world.cluster.cores = 3
     status, message = refused(await load(world, second(world)))
