@@ -187,7 +187,7 @@ class ModelCard(BaseModel):
 def read_card(folder: Path) -> ModelCard:
     """Reads and checks `model.json`. Raises ModelFolderError if it is missing or invalid."""
     path = folder / CARD_FILE
-    if not path.is_file():
+    if not os.path.isfile(path):  # also False for a name that is too long
         raise ModelFolderError(f"{folder} is not a model folder: it has no {CARD_FILE}")
     try:
         return ModelCard.model_validate_json(path.read_bytes())

@@ -118,7 +118,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], dict[str, str], int, str]] = {
     "the version is there": ({"version": "1"}, {}, 400, "'one' serves version '1'"),
     "the route is taken": ({"route_prefix": "/"}, {}, 400, "application 'one' has route /"),
     "no field": ({"x": 1}, {}, 400, "parameters.config: x: unknown field"),
-    "no model": ({"model": "/nowhere"}, {}, 422, "not a model folder"),
+    "no model": ({"model": "n" * 300}, {}, 422, "not a model folder"),
     "no plan": ({"plan": {"schema_version": 1}}, {}, 422, "`chains`"),
     "another model": ({}, {"model": "other"}, 400, "the settings are of model 'intents', not of 'other'"),
     "another version": ({}, {"version": "3"}, 400, "the settings are of version '2', not of '3'"),
