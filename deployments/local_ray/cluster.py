@@ -121,7 +121,7 @@ def _describe_end(status: int) -> str:
 OnLoss = Callable[[HeadLostError], None]
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
-LOGS = "/tmp/ray/session_latest/logs/serve"
+LOGS = f"{os.environ.get('RAY_TMPDIR', os.environ.get('TMPDIR', '/tmp'))}/ray/session_latest/logs/serve"
 
 VERSIONS_THAT_FIT = 3
 """Number of services of the first one's size that fit on a local Ray, if versions may be loaded."""
