@@ -125,7 +125,7 @@ def show(*tables: Table) -> None:
     """Prints tables in the width of the terminal, but at least 80 characters wide, so that no cell is cut off."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     console.print(*tables, width=max(console.width, 80))
 
 

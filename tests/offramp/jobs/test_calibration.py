@@ -442,7 +442,7 @@ def test_alternative_calibrations_are_shown_with_their_ramps(capsys: Captured) -
     tested: dict[str, Any] = card_of_chain(0.7, 4.1).tested | {"num_blocks": 6}
     report = {"thresholds": {3: 0.1}, "tested": tested}
     own = report | {"tested": tested | {"inputs": 1, "agreement": 1, "accuracy": 1, "survival": []}}
-    show(*calibration_tables("entropy", own | {"beside": {"reference": report}}))
+    show(*calibration_tables("entropy", own | {"beside": {"[reference]": report}}))
     said = cells(capsys.readouterr().out)
-    assert "reference 3 4.10 of 6 1.0000" in said
+    assert "[reference] 3 4.10 of 6 1.0000" in said
     assert any("ramps after blocks" in line for line in said)
