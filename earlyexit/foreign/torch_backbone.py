@@ -2,7 +2,7 @@
 
 A model's folder has the graph of every block (`graph.json`) and the weights. Serving it needs neither the module's code
 nor a pickle. A graph can only name tensors, and operators that compute tensors from tensors. It cannot read a file or
-run other code, so that untrusted folders can be served.
+run other code, so that an untrusted graph can be served.
 
 Modules for tokens take padded tensors (B, T, ...), but inputs are packed between blocks.
 Tensor legend: B inputs, T tokens of the longest.
