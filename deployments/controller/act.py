@@ -139,7 +139,7 @@ class ControlLoop:
         self._requested_s = -math.inf
         self._switched_epoch = 0
         """The epoch of the last plan to which this process changed. New thresholds do not change it."""
-        self._missing = MissingAccelerators(now_s)
+        self._missing = MissingAccelerators()
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}

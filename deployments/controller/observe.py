@@ -435,9 +435,9 @@ def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:
 # Missing accelerators
 
 
-EMPTY_S, BELIEVED_S = 35.0, 60.0
-"""Accelerators count as missing once a stage that ran has had no replica for `EMPTY_S`. After `BELIEVED_S` they are
-tried again, if Ray still counts them. Serve replaces a replica in about 20 s."""
+EMPTY_S, BELIEVED_S = 30.0, 60.0
+"""Accelerators count as missing once a stage that ran is seen without a replica for `EMPTY_S`. After `BELIEVED_S` they
+are tried again, if Ray still counts them. Serve replaces a replica in about 20 s."""
 LONGEST_START_S, UNSTARTED_S = 240.0, 1800.0
 """The same two times for replicas that do not start for a change of plan. Those of the first plan have half an hour."""
 
@@ -448,11 +448,11 @@ class MissingAccelerators:
     As long as every stage has a replica, the plan continues with fewer replicas, and Serve replaces the lost ones.
     """
 
-    def __init__(self, began_s: float) -> None:
+    def __init__(self) -> None:
         self._ran = Counter[str]()
         """The most replicas that each type has run at once."""
-        self._whole_s = began_s
-        """When no type lacked replicas: one per stage or, during a change, all that the new plan needs."""
+        self._lacking_s = np.inf
+        """Since when a type seems to lack replicas: one per stage or, during a change, all that the new plan needs."""
         self._missing: dict[str, tuple[int, int, int, float]] = {}
         """By type with missing accelerators: replicas that ran, replicas that the plan needed, accelerators that Ray
         counted, and until when this entry is valid."""
@@ -465,15 +465,14 @@ class MissingAccelerators:
         placed, changes = state.placed, state.followed != state.placed
         wanted = placed.occupied if changes else Counter(stage.device for stage in placed.plan.stages)
         lacking = [device for device, number in wanted.items() if running.get(device, 0) < number]
-        if state.suspended is not None or not lacking:
-            self._whole_s = now_s
+        self._lacking_s = min(self._lacking_s, now_s) if state.suspended is None and lacking else np.inf
         longest_s, believed_s = UNSTARTED_S, UNSTARTED_S  # if the replicas of the first plan have never started
         if changes:
             longest_s = LONGEST_START_S
         elif any(wanted[device] <= self._ran[device] for device in lacking):
             longest_s, believed_s = EMPTY_S, BELIEVED_S
-        if now_s >= max(self._whole_s, state.at_s) + longest_s:
-            self._whole_s = now_s
+        if now_s >= max(self._lacking_s, state.at_s) + longest_s:
+            self._lacking_s = now_s
             self._missing |= {
                 device: (running.get(device, 0), needed, capacity.get(device, 0), now_s + believed_s)
                 for device, needed in placed.occupied.items()
