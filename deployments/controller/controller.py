@@ -16,12 +16,12 @@ from deployments.controller.act import ControlLoop
 from deployments.controller.description import describe
 from deployments.controller.observe import Fleet, room
 from deployments.controller.remember import History
-from deployments.local_ray.private import bind_calls, scale_deployment
+from deployments.local_ray.private import bind_calls, find_applications, scale_deployment
 from deployments.metrics import LazyMetrics
 from deployments.ops.prometheus import Sample
 from deployments.process_setup import BackgroundTasks
 from deployments.settings import ServeSettings, initial_replicas
-from deployments.wire.controller_link import DeploymentHandles
+from deployments.wire.controller_link import CONTROLLER, DeploymentHandles
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError
@@ -113,9 +113,8 @@ class RayFleet(DeploymentHandles, Fleet):
 
     def __init__(self, settings: ServeSettings) -> None:
         super().__init__(settings.app)
-        self._devices = tuple(initial_replicas(settings))
-        """The accelerator types that the application may use."""
-        self._node_labels = settings.node_labels
+        self._labels = {device: settings.node_labels.get(device, {}).items() for device in initial_replicas(settings)}
+        """The labels that a node must have, by accelerator type that the application may use."""
 
     async def scale(self, device: str, replicas: int) -> None:
         try:
@@ -124,11 +123,13 @@ class RayFleet(DeploymentHandles, Fleet):
             raise OfframpError(f"{device} was not scaled to {replicas}: {error}") from error
 
     async def running(self) -> dict[str, int]:
-        application = (await asyncio.to_thread(serve.status)).applications.get(self._app)
-        deployments: Mapping[str, Any] = {} if application is None else application.deployments
-        found = {each: deployments[name] for each in self._devices if (name := deployment_name(each)) in deployments}
-        accept = "RUNNING", "PENDING_MIGRATION"  # the latter until they are replaced, because their node is drained
-        return {device: sum(each.replica_states.get(state, 0) for state in accept) for device, each in found.items()}
+        deployments = (await find_applications())["applications"][self._app]["deployments"]
+        own, controllers = serve.get_replica_context().replica_id.unique_id, deployments[CONTROLLER]["replicas"]
+        if any(each["replica_id"] != own and each["state"] != "STARTING" for each in controllers):
+            raise OfframpError("another controller runs, which would undo plans of this one; Serve ends one of them")
+        accept = "RUNNING", "RECOVERING", "PENDING_MIGRATION"  # Serve has started again, or their node is drained
+        found = {name: sum(one["state"] in accept for one in each["replicas"]) for name, each in deployments.items()}
+        return {device: found[deployment_name(device)] for device in self._labels}
 
     async def prepare(self, placed: PlacedPlan) -> None:
         names = {deployment_name(stage.device) for stage in placed.plan.stages}
@@ -144,17 +145,16 @@ class RayFleet(DeploymentHandles, Fleet):
         return await self.try_broadcast("ingress", "report", WallClock().now_s(), timeout_s=REPORT_S)
 
     async def replica_reports(self) -> list[ReplicaReport]:
-        names = map(deployment_name, self._devices)
+        names = map(deployment_name, self._labels)
         reports = await asyncio.gather(*(self.try_broadcast(name, "report", timeout_s=REPORT_S) for name in names))
         # Without the report of one replica, a straggler would be taken for lost.
         return [report for of_type in reports if None not in of_type for report in of_type]
 
     async def capacity(self) -> dict[str, int]:
         alive = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
-        required = {device: self._node_labels.get(device, {}).items() for device in self._devices}
         return {
             device: sum(room(each["Resources"], device) for each in alive if labels <= each.get("Labels", {}).items())
-            for device, labels in required.items()
+            for device, labels in self._labels.items()
         }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,7 +120,6 @@ class Serve:
 async def test_errors_of_serves_controller_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"SERVE_CONTROLLER_ACTOR": Serve({"applications": {}})}
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: there[name])
-    assert await find_applications() == {"applications": {}}
     await put_applications({"applications": []})
     await scale_deployment("app", "split-cpu", 0)
     there["SERVE_CONTROLLER_ACTOR"] = Serve(ValueError("application 'app' not found"))
@@ -131,13 +131,20 @@ async def test_errors_of_serves_controller_are_wrapped(monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-async def test_replicas_accept_calls_while_their_node_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["STARTING", "RUNNING", "PENDING_MIGRATION", "STOPPING"])
+async def test_usable_replicas_are_counted_by_one_controller(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.controller.controller import RayFleet
 
-    states = {"RUNNING": 1, "PENDING_MIGRATION": 2, "STARTING": 4}
-    app = SimpleNamespace(deployments={"split-cpu": SimpleNamespace(replica_states=states)})
-    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"offramp": app}))
-    assert await RayFleet(ServeSettings.model_validate({"model": "/m", "plan": PLAN})).running() == {"cpu": 3}
+    def replicas(name: str, *states: str) -> dict[str, Any]:
+        return {name: {"replicas": [{"replica_id": f"{name}-{k}", "state": each} for k, each in enumerate(states)]}}
+
+    stages = replicas("split-cpu", "RUNNING", "PENDING_MIGRATION", "RECOVERING", "STARTING")
+    found = {"offramp": {"deployments": stages | replicas("controller", "RUNNING", other)}}
+    monkeypatch.setattr(ray, "get_actor", lambda *_: Serve({"applications": found}))
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="controller-0"))
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    with nullcontext() if other == "STARTING" else pytest.raises(OfframpError, match="another controller runs"):
+        assert await RayFleet(ServeSettings.model_validate({"model": "/m", "plan": PLAN})).running() == {"cpu": 3}
 
 
 @pytest.mark.parametrize(
