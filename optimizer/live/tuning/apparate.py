@@ -141,14 +141,9 @@ class ApparateTuner(Tuner):
     @property
     def state(self) -> TunerState:
         """See `Tuner`. The evidence is the mean loss of the last answers divided by the budget."""
-        number = len(self._losses)
-        mean = sum(self._losses) / number if number else 0.0
-        return TunerState(
-            evidence=mean / self.settings.guarantee.budget,
-            watched=number,
-            rows=0 if self._rows is None else len(self._rows),
-            next_test=None,
-        )
+        num_losses, num_rows = len(self._losses), 0 if self._rows is None else len(self._rows)
+        evidence = sum(self._losses) / max(1, num_losses) / self.settings.guarantee.budget
+        return TunerState(evidence=evidence, watched=num_losses, rows=num_rows, next_test=None)
 
     def _triggered(self, observed: Observations) -> bool:
         """Returns whether a window of WINDOW answers, the last of which is new, lost more than the budget allows."""
@@ -157,12 +152,15 @@ class ApparateTuner(Tuner):
         windows = (losses[end - WINDOW : end] for end in range(WINDOW, len(losses) + 1))
         return any(sum(window) > self.settings.guarantee.budget * WINDOW for window in windows)
 
-    def _tune(self, rows: Observations, why: Reason, occasion: str) -> NewThresholds:
+    def _tune(self, rows: Observations, why: Reason, occasion: str) -> NewThresholds | None:
+        """Searches thresholds; returns None if they are in force already."""
         records, batching = rows.records(list(self._followed)), self.settings.batching
         window = WindowReplay(records, batching, self.settings.guarantee.budget)
         errors = greedy(window)
         thresholds, (loss, _) = window.thresholds(errors), window.evaluate(errors)
         self._losses, self._since_tuned = [], 0
+        if thresholds == self._thresholds:
+            return None
         saved = batching.saved(records.outcome(thresholds), records.ramps)
         words = f"{occasion}: tuned to the last {len(rows)} inputs, {saved:.1%} saved at a loss of {loss:.2%}"
         return NewThresholds(thresholds=thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))

@@ -18,6 +18,8 @@ def test_apparate_tunes_every_period_and_after_a_wrong_answer() -> None:
     # Half are sure, and right, at the first ramp: they leave at once; the second ramp is right about all others.
     assert 0.6 < found.thresholds[0] <= 0.9
     assert found.words == "after 128 inputs: tuned to the last 128 inputs, 49.2% saved at a loss of 0.00%"
+    tuner.follow(found.thresholds, 128.0)
+    assert tuner.observe(mixed(TUNED_ON, found.thresholds, first_s=128.0)) is None, "they are in force already"
 
 
 def test_wrong_answers_trigger_unless_they_belong_to_older_thresholds() -> None:
