@@ -420,7 +420,7 @@ class ControlLoop:
         await self._fleet.follow(placed)
         self.update_state(followed=placed, followed_s=self._clock.now_s())
         self.phases_s["apply"] = self.state.followed_s - self.state.at_s
-        self._update_view(failed=0)
+        self._update_view(failed=0, ingresses=())  # their reports are from before
         self._log_event("plan", f"plan {placed.epoch} in force ({self.state.reason}): {describe_plan(placed)}")
 
     async def _request_replicas(self, *, may_shrink: bool) -> None:

@@ -88,8 +88,8 @@ class Outcome:
 
     @property
     def ends_tick(self) -> bool:
-        """Whether the plan may have changed, so that the other checks wait for the next tick."""
-        return any(each is not None for each in (self.thresholds, self.plan, self.replan))
+        """Whether stages may have changed, so that the other checks wait for the next tick."""
+        return self.plan is not None or self.replan is not None
 
 
 # The view on which decisions are based
@@ -446,19 +446,19 @@ def _deviations(view: View, forecast: Forecast) -> dict[str, tuple[float, str]]:
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
     found = {
         "changed_s": _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS)),
-        "rate_changed_s": _rate_deviation(forecast, view.problem.required_per_s, intervals[-RATE_TICKS:], 2 * ticks),
+        "rate_changed_s": _rate_deviation(view, forecast, 2 * ticks),
     }
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _rate_deviation(
-    forecast: Forecast, asked_rps: float | None, intervals: Sequence[Interval], num_tests: float
-) -> tuple[float, str] | None:
+def _rate_deviation(view: View, forecast: Forecast, num_tests: float) -> tuple[float, str] | None:
     """Returns the deviation of recent arrivals from the forecast; None if there is none.
 
     After a jump, the last intervals that each exceed the forecast show the new rate, because earlier ones are partly
     from before the jump. A single interval may be a short burst, so the next one decides.
     """
+    intervals = view.stream.counts(view.state.planned_s)[-RATE_TICKS:]
+    asked_rps = view.problem.required_per_s
 
     def deviation(part: Sequence[Interval]) -> tuple[float, str] | None:
         recent, rate = total(part), forecast.rate

@@ -267,8 +267,7 @@ def rates_asked(stream: ObservedStream, now_s: float, last: PlanProblem | None =
 def test_the_highest_rate_is_planned_on_the_available_accelerators() -> None:
     stream = known()
     (asked,) = asked_of(stream, START_S + 1.0, {"cpu": 3})
-    assert asked.objective == MaximizeRate()
-    assert asked.devices["cpu"].count == 3
+    assert (asked.objective, asked.devices["cpu"].count) == (MaximizeRate(), 3)
     (asked,) = asked_of(stream, START_S + 1.0, {})
     assert asked.devices["cpu"].count == 0
 
@@ -392,18 +391,16 @@ async def test_the_best_plan_after_the_cost_of_its_starts_is_chosen(start_s: flo
     assert cost.num_started(chosen) == started
 
 
-@pytest.mark.parametrize(
-    ("limit", "error", "words"),
-    [("too_fast_per_s", AssertionError, ""), ("unknown_per_s", PlanError, "there may be one")],
-)
-async def test_problems_are_solved_until_one_has_a_plan(limit: str, error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize("limit", ["too_fast_per_s", "unknown_per_s"], ids=["no plan", "neither found nor ruled out"])
+async def test_problems_are_solved_until_one_has_a_plan(limit: str) -> None:
     dear, cheap = (replace(problem(), objective=MinimizeCost(rate_per_s=rate)) for rate in (900.0, 300.0))
     planner = FakePlanner(whole(4))
     setattr(planner, limit, 400.0)
     assert (await proposed(planner, dear, cheap, problem())).stages == whole(4)
     assert planner.asked == [(900.0, "best"), (300.0, "best")]
-    with pytest.raises(error, match=words):
-        await proposed(planner, dear, dear)
+    if limit == "unknown_per_s":
+        with pytest.raises(PlanError, match="there may be one"):
+            await proposed(planner, dear, dear)
 
 
 ALL, WITHOUT_STAGE, FOLLOWED = {"cpu": 4}, {"cpu": 1}, State.first(PlacedPlan(plan=PLAN), {}, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from earlyexit.network.boundary import Split
 from optimizer.live.tuning import TUNERS
 from optimizer.plans.plan import Plan, PolicySpec, Stage
 from optimizer.plans.plan_file import plan_document
+from optimizer.problems.problem import MinimizeCost
 from tests.deployments.control.control_fakes import (
     EASY,
     GROWING,
@@ -36,9 +38,13 @@ from tests.deployments.control.test_controller import settings
 from tests.optimizer.live.tuning.logs import lying, mixed, question
 
 
-async def test_an_alarm_is_an_epoch_of_its_own_and_no_drift(tmp_path: Path) -> None:
+async def test_an_alarm_is_an_epoch_of_its_own_and_no_drift_also_if_an_ingress_failed(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
+    scene.fleet.broken.add("follow")
     tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    assert thresholds_of(scene) == POLICY.thresholds
+    scene.fleet.broken.clear()
     await scene.ticks(1, EASY)
     assert scene.fleet.log == ["follow 1"]
     assert scene.fleet.followed.plan.stages == halves(3, 1)
@@ -193,16 +199,13 @@ async def test_thresholds_change_under_a_held_plan(tmp_path: Path) -> None:
     assert scene.asked == []
 
 
-async def test_an_alarm_reaches_an_ingress_that_failed_at_the_next_tick(tmp_path: Path) -> None:
-    scene, tuner = await tuned(tmp_path)
-    scene.fleet.broken.add("follow")
-    tuner.says(SAFE, "alarm")
-    await scene.ticks(1, EASY)
-    assert thresholds_of(scene) == POLICY.thresholds
-    scene.fleet.broken.clear()
-    await scene.ticks(1, EASY)
-    assert thresholds_of(scene) == SAFE
-    assert scene.fleet.log == ["follow 1"]
+async def test_thresholds_that_change_at_every_tick_stop_no_other_decision(tmp_path: Path) -> None:
+    tuner, cheap = ToldTuner(), replace(problem(), objective=MinimizeCost(rate_per_s=20.0))
+    scene = await begun(tmp_path, problem=cheap, first=whole(1), best=whole(1), make_tuner=lambda _: tuner)
+    for number, inputs in enumerate([EASY] * 30 + [(180, 120)] * 2):
+        tuner.says({**LOWER, 0: number / 100}, "alarm" if number % 2 else "tuned")
+        await scene.ticks(1, inputs)
+    assert len(scene.asked) == 3, "at the end of two periods, and for the new rate"
 
 
 async def test_the_tuner_uses_batches_of_the_followed_plan(tmp_path: Path) -> None:
