@@ -8,10 +8,9 @@ import pytest
 from experiments.pame_cases import ThresholdSearch
 from optimizer.cost.batching import Batching
 from optimizer.live.tuning.pame import TEN_CONFIDENCES
-from optimizer.search.pame import Candidate, exits_of, find_exits
+from optimizer.search.pame import Candidate, find_exits
 from profiles.scores import FloatArray
-from tests.exit_records import exit_records
-from tests.optimizer.pame.test_thresholds import FOUR, TABLE, records
+from tests.optimizer.pame.test_thresholds import TABLE, records
 
 AGREEMENT = np.column_stack([records().losses_NR, np.zeros(10)])
 
@@ -32,22 +31,8 @@ def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, thre
     assert 1 - AGREEMENT[~found.inside_N, 0].sum() / 10 > kept
 
 
-def test_no_input_leaves_without_a_precise_threshold() -> None:
-    always_wrong = np.column_stack([np.ones(10), np.zeros(10)])
-    found, search = searched(always_wrong, 0.99)  # some inputs leave at each
-    assert (search.thresholds, found.leaving, int(found.inside_N.sum())) == ({}, 0.0, 10)
-
-
 def test_precision_is_relative_to_the_full_models() -> None:
     truth_NE = records(truth=True).true_losses_NE
     assert truth_NE is not None
     found, search = searched(truth_NE, 0.99)
     assert (found.leaving, search.thresholds) == (1.0, {0: 0.5})  # the full model errs on one of ten
-
-
-@pytest.mark.parametrize(("kept", "ramp"), [(0.99, 1), (0.75, 1), (0.7, 0)])
-def test_an_exit_that_costs_precision_is_not_taken(kept: float, ramp: int) -> None:
-    """Ramp 0 answers one of four inputs wrong. The share of right answers must exceed `kept`."""
-    lossy = exit_records(np.ones((4, 2)), [[1, 0], [0, 0], [0, 0], [0, 0]])
-    search = ThresholdSearch(lossy, (0.5,), np.column_stack([lossy.losses_NR, np.zeros(4)]), kept)
-    assert exits_of(find_exits(FOUR, (0, 1), 4, search)) == (ramp,)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from earlyexit.network.chain import ModelChain
 from profiles.catalogue import published_profile
 from profiles.forecast import forecast_rate, forecast_survival
 from profiles.latency import LatencyProfile
@@ -130,9 +129,7 @@ CASES: dict[str, Case] = {
     "batches: losses where no input leaves": lambda: replace(batches(), losses_NR=np.ones((7, 2))),
     "batches: ramps not recorded": lambda: batches().exits_N((0, 1)),
     # Networks of a chain
-    "networks: another chain": lambda: survival_of(
-        OF_CHAIN, HALF, ModelChain(names=("s", "l"), lengths=(2, 2), ramps=(1,))
-    ),
+    "networks: another chain": lambda: survival_of(OF_CHAIN, HALF, replace(CHAIN, lengths=(2, 1, 1), ramps=(1, 2))),
     "networks: an end not recorded": lambda: of_networks(OF_CHAIN.of_ramps((0, 2, 3)), (2,), CHAIN),
     # Lengths
     "lengths: mean below 1": lambda: Lengths(mean=0.5),

@@ -278,16 +278,15 @@ def categories() -> Given:
     return _seeded(Categories), {"codes": torch.tensor([[1, 2], [3, 4]]), "numbers": torch.tensor([[True], [False]])}
 
 
-class Positive(Indexed):
-    """Takes logarithms of one column, and rows of its table by the numbers of the other."""
+class Positive(Categories):
+    """Takes logarithms, and looks up numbers with a fraction."""
 
-    def forward(self, columns: Tensor) -> Tensor:
-        answer: Tensor = self.classifier(self.table[columns[:, 0].long()] * self.scale.float() + columns[:, 1:].log())
-        return answer
+    def forward(self, codes: Tensor, numbers: Tensor) -> Tensor:
+        return super().forward(codes.long(), numbers.log())
 
 
 def positive() -> Given:
-    return _seeded(Positive), {"columns": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    return _seeded(Positive), {"codes": torch.ones(2, 2), "numbers": torch.ones(2, 1)}
 
 
 class Plain(nn.Module):
