@@ -458,7 +458,7 @@ def _rate_deviation(view: View, forecast: Forecast, num_tests: float) -> tuple[f
     from before the jump. A single interval may be a short burst, so the next one decides.
     """
     intervals = view.stream.counts(view.state.planned_s)[-RATE_TICKS:]
-    asked_rps = view.settings.problem.required_per_s and (view.problem.required_per_s or np.inf)
+    asked_rps = view.problem.required_per_s
 
     def deviation(part: Sequence[Interval]) -> tuple[float, str] | None:
         recent, rate = total(part), forecast.rate

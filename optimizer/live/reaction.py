@@ -77,8 +77,7 @@ def rate_deviation(
     """Returns a message if the arrivals of the last `seconds` differ drastically from the forecast, else None.
 
     Arrivals include rejected inputs. `asked_rps` is the rate of the last planning: a higher one counts even within the
-    forecast's interval. It is None if plans maximize the rate, so that demand does not change the plan, and infinite if
-    no plan serves the forecast rate.
+    forecast's interval. It is None if plans maximize the rate, so that demand does not change the plan.
     `num_tests` tests share the forecast's error probability.
     """
     if asked_rps is None or seconds <= 0:

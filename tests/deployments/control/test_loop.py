@@ -156,10 +156,6 @@ async def test_the_size_of_a_service_of_the_least_cost_follows_the_load(tmp_path
     await scene.ticks(6, EASY)
     assert scene.said("reaction")[1:] == []
     assert scene.asked[-1].required_per_s == asked_per_s, "a drop asks for no more than before"
-    await scene.ticks(24, (3000, 2000))
-    assert sum(scene.fleet.replicas.values()) == 4, "the highest rate, because no plan serves so many"
-    await scene.ticks(3 * 24, EASY)
-    assert sum(scene.fleet.replicas.values()) == 1, "two complete periods later"
 
 
 async def test_a_plan_in_force_need_not_serve_the_upper_end_of_the_forecast(tmp_path: Path) -> None:
