@@ -317,6 +317,7 @@ def test_the_doctor_and_serve_refuse_a_tokenizer_with_the_same_message(
     tokenizer: str | None, words: str, checkpoint: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "tuned")
+    (folder / "tokenizer_config.json").unlink()
     file = folder / "tokenizer.json"
     file.unlink() if tokenizer is None else file.write_text(tokenizer)
     assert run("serve", folder) == 2
