@@ -91,7 +91,7 @@ class AccuracyDocument(StrictDocument):
     """Which inputs may leave at a ramp."""
 
     budget: float | None = Field(default=None, ge=0, lt=1)
-    """Budget that is watched, and that tuned thresholds keep. None: the calibration's, whose thresholds keep it."""
+    """Budget for the alarm and for tuned thresholds. The calibration's thresholds keep its own, the default."""
     policy: Score | Literal["recorded"] | None = None
     """Exit policy. None: the calibration's, or recorded if emulated accelerators decide from exit records."""
     thresholds: FileThresholds | None = None
