@@ -170,6 +170,7 @@ def log_width(rates: object) -> float:
         pytest.param([7.0], 7, "fewer than 8 windows", id="one"),
         pytest.param([10.0, 11, 9, 10] * 3 + [0], 0, "no requests", id="stopped"),
         pytest.param([10.0, 11, 9, 10] * 3 + [40], 40, "jumped", id="jump"),
+        pytest.param([4.0, 400], 400, "fewer than 8 windows", id="large step"),
         pytest.param([10.0, 11, 9, 10] * 3 + [np.nan] * 9, 10, "nothing was seen", id="long hole"),
     ],
 )
@@ -179,6 +180,7 @@ def test_rates_without_a_fitting_order_keep_the_last_value(rates: list[float], e
     assert found.method.how == "last value"
     assert reason in found.method.reason
     assert found.low_rps - 1e-9 <= found.rate_rps <= found.high_rps + 1e-9
+    assert found.high_rps == np.inf if len(rates) == 1 else found.high_rps <= 2 * np.nanmax(rates)
 
 
 def test_rates_are_smoothed_over_noise_and_holes() -> None:
@@ -236,8 +238,8 @@ def test_the_interval_never_narrows_with_more_missing_windows(drift: str) -> Non
 
 
 def test_the_interval_of_a_random_walk_widens_with_the_root_of_the_distance() -> None:
-    # Steps of ln 2 up and down; by the last value, the fourth window ahead has twice the width of the first.
-    rates = [10.0, 20, 10, 20, 10]
+    # Steps of ln 1.5 up and down; by the last value, the fourth window ahead has twice the width of the first.
+    rates = [10.0, 15, 10, 15, 10]
     assert log_width([*rates, np.nan, np.nan, np.nan]) == pytest.approx(2 * log_width(rates))
 
 
