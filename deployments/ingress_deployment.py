@@ -32,7 +32,7 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chains
 from deployments.ingress.dispatcher import Dispatcher, ReplicaLinks
 from deployments.local_ray.ports import take_listener
-from deployments.local_ray.private import bind_calls, replace_http_server
+from deployments.local_ray.private import DeploymentHandles, bind_calls, replace_http_server
 from deployments.metrics import SECONDS, LazyMetrics
 from deployments.ops.dashboard import ServiceFacts, image_facts
 from deployments.ops.prometheus import Sample
@@ -41,7 +41,7 @@ from deployments.settings import ServeSettings, initial_replicas
 from deployments.versions.repository import VersionRoutes
 from deployments.versions.traffic import Tally
 from deployments.versions.versions import IngressLink, RayCluster, VersionFacts, Versions
-from deployments.wire.controller_link import ControllerLink, DeploymentHandles
+from deployments.wire.controller_link import ControllerLink
 from deployments.wire.directory import directory_of
 from deployments.wire.messages import IngressReport, latency_s
 from earlyexit.clock import MonotonicClock, WallClock

@@ -188,8 +188,7 @@ JUMP = 4.0
 """An upward step of this many usual steps is a burst. A burst does not continue to grow, as momentum would predict.
 (Its end takes several windows, which momentum predicts well.) Chosen on four days of the Twitter trace."""
 MOST_GROWTH = 2.0
-"""Limit of the upper end, relative to the largest past rate. On traces of Twitter and Azure Functions it keeps the coverage
-of 2 to 7 windows, and lowers the pinball loss of the upper end."""
+"""Limit of the upper end, relative to the largest past rate. On traces, coverage stays and the pinball loss falls."""
 USUAL_STEP = 1.4826
 """Factor from the median absolute step to the standard deviation of a normal distribution."""
 FEW = 20
@@ -228,9 +227,9 @@ def forecast_rate(rate_rps_W: FloatArray, coverage: float = 0.8, *, window_s: fl
     """Returns the rate in the next window, from past windows, oldest first. Missing windows are NaN.
 
     The forecast is ARIMA on the logarithm, because rates change by factors, and is limited to the range of past rates,
-    because bursts end. The upper end is at most `MOST_GROWTH` times the largest past rate. Windows without requests have no logarithm. They count as missing, except if the last window has
-    none, and the interval extends to 0 unless they are rarer than its lower tail. Raises DataError for negative or
-    infinite rates, and if all windows are missing.
+    because bursts end. The upper end is at most `MOST_GROWTH` times the largest past rate. Windows without requests
+    have no logarithm. They count as missing, except if the last window has none, and the interval extends to 0 unless
+    they are rarer than its lower tail. Raises DataError for negative or infinite rates, and if all windows are missing.
     """
     check_coverage(coverage)
     if not 0 < window_s < np.inf:

@@ -16,12 +16,12 @@ from deployments.controller.act import ControlLoop
 from deployments.controller.description import describe
 from deployments.controller.observe import Fleet, room
 from deployments.controller.remember import History
-from deployments.local_ray.private import bind_calls, find_applications, scale_deployment
+from deployments.local_ray.private import DeploymentHandles, bind_calls, find_applications, scale_deployment
 from deployments.metrics import LazyMetrics
 from deployments.ops.prometheus import Sample
 from deployments.process_setup import BackgroundTasks
 from deployments.settings import ServeSettings, initial_replicas
-from deployments.wire.controller_link import CONTROLLER, DeploymentHandles
+from deployments.wire.controller_link import CONTROLLER
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import WallClock
 from earlyexit.errors import OfframpError

@@ -1,6 +1,6 @@
-"""All code that uses private modules of Ray and Serve, because there is no public setting.
+"""All code that uses private parts of Ray and Serve, because there is no public setting.
 
-Private modules may change with each release. pyproject.toml therefore pins the release.
+Private parts may change with each release. pyproject.toml therefore pins the release.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ SERVE_TIMEOUT_S = 10.0
 """Timeout of a call to Serve's controller, in seconds."""
 
 logger = logging.getLogger("offramp")
+serve_logger = logging.getLogger(f"ray.serve.{__name__}")
+"""Its messages are in the log files of Serve's replicas."""
 
 
 @contextmanager
@@ -167,21 +169,6 @@ async def find_applications() -> dict[str, Any]:
     return dict(await ask_serve("get_serve_instance_details"))
 
 
-async def ask_replicas(handle: Any, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-    """Returns the answer of each replica of a handle's deployment, or its error; empty if no replica runs.
-
-    Serve's own `results_async` returns no answer at all if one replica is late.
-    """
-    from ray.serve.exceptions import DeploymentUnavailableError
-
-    try:
-        results = await asyncio.wait_for(handle.broadcast(method, *arguments)._fetch_replica_results_async(), timeout_s)
-    except DeploymentUnavailableError:
-        return []
-    answers = (asyncio.wait_for(each.get_async(), timeout_s) for each in results)
-    return await asyncio.gather(*answers, return_exceptions=True)
-
-
 def end_serve() -> None:
     """Ends Serve, if it runs, after its applications have answered all accepted requests.
 
@@ -205,6 +192,61 @@ async def put_applications(config: Mapping[str, Any]) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     await ask_serve("apply_config", ServeDeploySchema.model_validate(config))
+
+
+# Calls of an application's replicas
+
+ANSWER_S = 4.0
+"""Timeout in seconds of a broadcast, shorter than the live page's timeout for an update."""
+
+
+class DeploymentHandles:
+    """Calls the replicas of one application's deployments, from inside one of them."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._handles: dict[str, Any] = {}
+
+    async def handle(self, deployment: str) -> Any:
+        """Returns a deployment's handle. It is created in a thread, because that blocks until Serve answers."""
+        if deployment not in self._handles:
+            from ray import serve
+
+            self._handles[deployment] = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._app)
+        return self._handles[deployment]
+
+    async def broadcast(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """Returns each replica's answer, none if no replica runs. Raises OfframpError if a replica does not answer."""
+        answers = await self._ask(deployment, method, *arguments, timeout_s=timeout_s)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise OfframpError(f"{method} failed on a replica of {deployment}: {answer!r}") from answer
+        return answers
+
+    async def try_broadcast(self, deployment: str, method: str, *args: Any, timeout_s: float = ANSWER_S) -> list[Any]:
+        """Returns each replica's answer, None for one without an answer, and one None if Serve names no replicas."""
+        try:
+            answers = await self._ask(deployment, method, *args, timeout_s=timeout_s)
+        except Exception as error:  # Ray raises many kinds
+            answers = [error]
+        for failure in (each for each in answers if isinstance(each, BaseException)):
+            serve_logger.warning("the call of %s on %s failed: %r", method, deployment, failure)
+        return [None if isinstance(each, BaseException) else each for each in answers]
+
+    async def _ask(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """Returns the answer of each replica, or its error; empty if no replica runs.
+
+        Serve's own `results_async` returns no answer at all if one replica is late.
+        """
+        from ray.serve.exceptions import DeploymentUnavailableError
+
+        called = (await self.handle(deployment)).broadcast(method, *arguments)
+        try:
+            results = await asyncio.wait_for(called._fetch_replica_results_async(), timeout_s)
+        except DeploymentUnavailableError:
+            return []
+        answers = (asyncio.wait_for(each.get_async(), timeout_s) for each in results)
+        return await asyncio.gather(*answers, return_exceptions=True)
 
 
 # Ray's key-value store

@@ -17,10 +17,9 @@ from cluster.inventory import Inventory, inventory_of_nodes
 from deployments.api.endpoint import ModelVersion
 from deployments.api.operations import InferRequest
 from deployments.local_ray.applications import message_of
-from deployments.local_ray.private import ask_store, find_applications, put_applications
+from deployments.local_ray.private import DeploymentHandles, ask_store, find_applications, put_applications
 from deployments.settings import ServeSettings
 from deployments.versions.traffic import Tally, Traffic, TrafficSplitter
-from deployments.wire.controller_link import DeploymentHandles
 from earlyexit.codecs import make_codec
 from earlyexit.errors import (
     ControlRefusedError,

@@ -16,8 +16,9 @@ from msgspec import structs
 from deployments.ingress.core.inputs import Chains, IngressOptions
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
+from deployments.local_ray.private import DeploymentHandles
 from deployments.wire import controller_link
-from deployments.wire.controller_link import ControllerLink, DeploymentHandles
+from deployments.wire.controller_link import ControllerLink
 from deployments.wire.directory import ReplicaDirectory
 from earlyexit.errors import ControllerUnavailableError, OfframpError, PlanError
 from earlyexit.network.boundary import Split
