@@ -23,10 +23,11 @@ ANYWHERE = "[::]"
 KV_NAMESPACE = b"offramp"
 SERVE_TIMEOUT_S = 10.0
 """Timeout of a call to Serve's controller, in seconds."""
+ANSWER_S = 4.0
+"""Timeout in seconds of a broadcast, shorter than the live page's timeout for an update."""
 
 logger = logging.getLogger("offramp")
 serve_logger = logging.getLogger(f"ray.serve.{__name__}")
-"""Its messages are in the log files of Serve's replicas."""
 
 
 @contextmanager
@@ -195,9 +196,6 @@ async def put_applications(config: Mapping[str, Any]) -> None:
 
 
 # Calls of an application's replicas
-
-ANSWER_S = 4.0
-"""Timeout in seconds of a broadcast, shorter than the live page's timeout for an update."""
 
 
 class DeploymentHandles:
