@@ -142,7 +142,7 @@ def log_ray_messages() -> None:
     worker.print_to_stdstream = log
 
 
-# Serve's controller
+# Serve's controller, and calls of replicas
 
 
 async def ask_serve(method: str, *arguments: Any) -> Any:
@@ -193,9 +193,6 @@ async def put_applications(config: Mapping[str, Any]) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     await ask_serve("apply_config", ServeDeploySchema.model_validate(config))
-
-
-# Calls of an application's replicas
 
 
 class DeploymentHandles:
