@@ -2,7 +2,7 @@
 
     python -m experiments.files_run MODEL [--path /predict] [--body '{"inputs": "turn on the light"}'] [--inside]
 
-`offramp serve MODEL` runs with a profile function in each of its processes. A request is sent ten times, and a file
+A profile function runs in the processes that `offramp serve MODEL` starts. A request is sent ten times, and a file
 counts if its functions ran in each of the ten windows, so that periodic work does not count. With `--inside`, one
 request for a long stream is sent, and the windows are parts of its answer, so that generated tokens are counted.
 
@@ -85,7 +85,8 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        start = f"from pathlib import Path\nfrom {__spec__.name} import record\nrecord(Path({name!r}))\n"
+        # The command itself only watches Ray's processes.
+        start = f"from {__spec__.name} import Path, os, record\nif os.getppid() != {os.getpid()}: record(Path({name!r}))"
         (folder / "sitecustomize.py").write_text(start)
         os.environ["PYTHONPATH"] = os.pathsep.join((name, str(ROOT), os.environ.get("PYTHONPATH", "")))
         with (changing if options.change else asking)(options) as step:
