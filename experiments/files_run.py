@@ -86,7 +86,7 @@ def main() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         # The command itself only watches Ray's processes.
-        start = f"from {__spec__.name} import Path, os, record\nif os.getppid() != {os.getpid()}: record(Path({name!r}))"
+        start = f"from {__spec__.name} import *\nif os.getppid() != {os.getpid()}: record(Path({name!r}))"
         (folder / "sitecustomize.py").write_text(start)
         os.environ["PYTHONPATH"] = os.pathsep.join((name, str(ROOT), os.environ.get("PYTHONPATH", "")))
         with (changing if options.change else asking)(options) as step:
