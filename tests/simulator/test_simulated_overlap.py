@@ -24,8 +24,8 @@ def latencies_s(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int
 
 def test_the_next_batch_begins_beside_remaining_inputs() -> None:
     rows, arrivals_s = (AT_0, TO_END), [0.0, 1.0]
-    # Two inputs in block 0 until 1.25 s, then one in three blocks, until 4.25 s; then the same again.
-    assert latencies_s(RAMP_0, arrivals_s, rows, **TWO) == [1.25, 4.25, 4.25 + 1.25 - 1, 8.5 - 1]
+    # Two inputs in block 0 until 1.25 s, then one in three blocks, until 4.25 s; then the four that came meanwhile.
+    assert latencies_s(RAMP_0, [0.0, 1.0, 2.0], rows, **TWO) == [1.25, 4.25, 6 - 1, 9.75 - 1, 6 - 2, 9.75 - 2]
     # From 1.25 s on one input of the first batch and two of the second: each block takes as long as one of three would,
     # 1.5 s. From 2.75 s on one of each, 1.25 s a block. The first has two left, until 5.25 s, and the second then one.
     overlapping = RAMP_0.with_splits(overlap_below=2)

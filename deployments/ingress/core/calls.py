@@ -40,8 +40,8 @@ class Call:
     serial: int
     """Its number in its ingress."""
     is_pending: bool
-    """Whether the call takes new inputs to the first block, and none has left it yet. Early answers do not count,
-    because they make no room for another call."""
+    """Whether the call takes new inputs to the first block, and another call has no room yet: its batch has not run,
+    nor shrunk so far that another may run beside it. With `filling`, any input that leaves makes room."""
     counts_as_full: bool = field(default=False, init=False)
     """Whether its batch may begin beside a running one under the rule `filling`, here or on an idle replica."""
     num_remaining: int = field(default=0, init=False)
@@ -336,17 +336,17 @@ class Unanswered:
             call.counts_as_full = self.chains.count_calls(stage.slot, +1) > 1 and stage.assignment.fills
         return SendCall(call, block, payload, enters, rows)
 
-    def record_reply(self, call: Call, number: int, now_s: float, *, took_time: bool = True) -> None:
-        """Records that a part of a call's reply came back, with `number` of its inputs."""
-        if took_time:
+    def record_reply(self, call: Call, number: int, now_s: float, *, end: int) -> None:
+        """Records that `number` inputs of a call came back, which ran up to block `end` (0: they were lost)."""
+        if end:
             call.stage.record_time(now_s - call.started_s)
         call.num_remaining -= number
+        assignment = call.stage.assignment
         if not call.num_remaining:
-            epoch = call.stage.assignment.epoch
-            self._num_open[epoch] -= 1
-            if not self._num_open[epoch]:
-                del self._num_open[epoch]
-        if call.is_pending:  # the batch has run, so another call may be sent
+            self._num_open -= Counter((assignment.epoch,))  # keeps only numbers above 0
+        split = assignment.stage.splits[0]
+        room_below = split.overlap_below if split.overlap_below and split.side_by_side == 1 else 1
+        if call.is_pending and (end >= split.end or call.num_remaining < room_below or assignment.fills):
             call.is_pending = False
             self.chains.count_calls(call.stage.slot, -1)
 

@@ -258,7 +258,7 @@ class IngressCore(Unanswered):
         held, answers = select(inputs, answers, call.release(inputs))
         if not held:
             return []
-        self.record_reply(call, len(held), now_s)
+        self.record_reply(call, len(held), now_s, end=block + 1)
         return self.settle(call, held, block, answers, now_s)
 
     def answer_early(self, call: Call, inputs: Inputs, block: int, now_s: float, answers: Answers = ()) -> Actions:
@@ -292,7 +292,7 @@ class IngressCore(Unanswered):
         held = list(dict.fromkeys(each for each in inputs if each.holder is call))
         if not held:
             return []
-        self.record_reply(call, len(held), now_s)
+        self.record_reply(call, len(held), now_s, end=block)
         if held[0].placement is not None:
             return self._send_steps(inputs, now_s, call, block, payload)
         # The first input is nearly always awaited, so checking it first is fast.
@@ -362,7 +362,7 @@ class IngressCore(Unanswered):
         """Removes inputs that will not come back from a call, and their observations; returns those that it held."""
         removed = list(compress(inputs, call.release(inputs)))
         if removed:
-            self.record_reply(call, len(removed), now_s, took_time=False)
+            self.record_reply(call, len(removed), now_s, end=0)
         self.observations.forget(removed)
         return removed
 

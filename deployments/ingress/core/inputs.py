@@ -34,8 +34,8 @@ class IngressOptions:
     max_queued: float = math.inf
     """The largest number of inputs without an outcome."""
     calls_per_replica: int = 2
-    """The largest number of calls per replica of the first stage without any reply. The first call takes all waiting
-    inputs. Further calls queue at the replica, and are sent only with a full batch; with `filling`, none is sent."""
+    """The largest number of pending calls per replica of the first stage. The first call takes all waiting inputs.
+    Further calls queue at the replica, and are sent only with a full batch; with `filling`, none is sent."""
     max_attempts: int = 8
     """The number of attempts after which an input fails, or of losses in a row after which a sequence fails."""
     slo_s: float = math.inf
@@ -302,7 +302,7 @@ class Chains:
         self.placed = placed
         self._options = options
         self._pending_calls: Counter[str] = Counter()
-        """The number of calls with new inputs that have no reply yet, by slot."""
+        """The number of pending calls, by slot."""
         self._num_taken = self._tokens_taken = 0
         self.active: list[Chain] = []
         self.follow(placed)
@@ -413,7 +413,7 @@ class Chains:
         return next((chain for chain in self.active if chain.layout == layout), None)
 
     def count_calls(self, slot: str, change: int) -> int:
-        """Changes the number of calls with new inputs to a slot that have no reply yet, and returns it."""
+        """Changes the number of pending calls to a slot, and returns it."""
         self._pending_calls[slot] += change
         for chain in self.active:
             if chain.first_stage.slot == slot:
@@ -421,7 +421,7 @@ class Chains:
         return self._pending_calls[slot]
 
     def _update(self, chain: Chain) -> None:
-        """Recomputes how many inputs must wait before the next call, from the calls without a reply."""
+        """Recomputes how many inputs must wait before the next call, from the pending calls."""
         first, stage = chain.first_stage, chain.first_stage.assignment.stage
         chain.min_inputs, chain.min_tokens = min_to_send(
             first.budgets[0],

@@ -88,12 +88,12 @@ def min_to_send(
 ) -> tuple[float, float]:
     """Returns how many inputs, or alternatively how many tokens, must wait before a call to the first stage is sent.
 
-    Both are infinite if no call may be sent. `pending_calls`: calls to the stage without any reply so far. `batches`:
-    batches that all its replicas run at once. A call that can start immediately takes all waiting inputs; a call that
-    will queue behind another one must be full. `fills`: batches share processors, so every call after the first must be
-    full, or have its share of the `limit` of unanswered inputs (or tokens), which has room for a running and a waiting
-    call per batch. Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low. No
-    call queues at a busy replica, because another replica may be free earlier and the way to it is short.
+    Both are infinite if no call may be sent. `pending_calls`: pending calls to the stage. `batches`: batches that all
+    its replicas run at once. A call that can start immediately takes all waiting inputs; a call that will queue behind
+    another one must be full. `fills`: batches share processors, so every call after the first must be full, or have its
+    share of the `limit` of unanswered inputs (or tokens), which has room for a running and a waiting call per batch.
+    Otherwise few calls would fill under a low limit, and idle replicas would keep the limit low. No call queues at a
+    busy replica, because another replica may be free earlier and the way to it is short.
     """
     if pending_calls < (1 if fills else batches):
         return 1, math.inf
