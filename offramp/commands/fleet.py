@@ -62,18 +62,22 @@ def _why_none(fleet: Fleet, bound: float, time_limit_s: float) -> str:
 
     Raises PlanError if time is over before a reason is known.
     """
+    asked, share = fleet.models, 0.0
     if fleet.is_cost:
         fastest = [replace(problem, objective=MaximizeRate()) for problem in fleet.problems]
         fleet = replace(fleet, models=dict(zip(fleet.models, map(FleetModel, fastest, fleet.rate_M), strict=True)))
         highest = solve_fleet(fleet, time_limit_s=time_limit_s)
-        if share := highest.merit(fleet):
-            most = f"the devices can serve each model at {share:.4g} times its rate"
-            return f"no division was found that serves all models at their rates; {most}"
-        bound = highest.bound
-    for name, (problem, _) in fleet.models.items():
-        decision = solve(problem, time_limit_s=time_limit_s / len(fleet.models))
+        share, bound = highest.merit(fleet), highest.bound
+    can_serve = f"the devices can serve each model at {share:.4g} times its rate"
+    none = f"no division was found that serves all models at their rates; {can_serve}"
+    if 0 < share < 1:
+        return none
+    for name, (problem, _) in (asked if share else fleet.models).items():  # at low rates, batches may fill too slowly
+        decision = solve(problem, time_limit_s=time_limit_s / len(asked))
         if isinstance(decision, NoPlan):
             return f"model {name!r}, even with all devices: {no_plan_text(problem, decision)}"
+    if share:
+        return f"{none}, at which batches fill sooner"
     if bound > 0:
         return f"no division that serves all models was found, though there may be one with a share of {bound:.4g}"
     return "no plan: each model could be served alone, but the devices are too few for all of them"

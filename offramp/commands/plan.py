@@ -469,9 +469,8 @@ def plan_tables(answer: PlanAnswer, document: Mapping[str, Any]) -> list[Table]:
     for strategy, each in baselines.items():
         better = "-" if each["times_better"] is None else f"{each['times_better']:.2f} x"
         strategies.append({"strategy": strategy, **_decision_cells(problem, each), "best is better by": better})
-    others = []
-    if strategies:
-        others.append(make_table(*strategies[0], title="Other strategies", rows=map(dict.values, strategies)))
+    compared = map(dict.values, strategies)
+    others = [make_table(*strategies[0], title="Other strategies", rows=compared)] if strategies else []
     if isinstance(answer.decision, NoPlan):
         return others if any("no_plan" not in each for each in baselines.values()) else []
     tables = [

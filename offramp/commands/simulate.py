@@ -338,9 +338,6 @@ def _plan_notes(problem: PlanProblem, plan: Plan, predicted: Evaluation) -> list
     return notes
 
 
-SCHEMA_VERSION = 1
-
-
 def _simulated(scenario: Scenario, progress: Progress) -> dict[str, Any] | None:
     """Simulates, and returns the result as JSON data.
 
@@ -432,7 +429,7 @@ def _document(
         for block in (*chain.ramps, problem.num_blocks - 1):
             exits[block] += share * (reach_N[block] - reach_N[block + 1])
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 1,
         "interrupted": False,
         "problem": str(job.problem),
         "plan": {"from": source, **plan_document(plan), **without_policy},

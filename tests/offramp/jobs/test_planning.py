@@ -212,7 +212,8 @@ def test_a_what_if_table_names_the_changed_quantity_and_the_objective() -> None:
 
 
 def test_two_models_share_a_cluster(tmp_path: Path, capsys: Captured) -> None:
-    written(tmp_path / "problem.yaml", json.dumps(DOCUMENT))
+    latency = {"V100": {"batch": [2], "block_s": [[0.001]] * 2, "ramp_s": [[0.0]]}}
+    written(tmp_path / "problem.yaml", json.dumps(DOCUMENT | {"latency": latency}))
     model = {"problem": "problem.yaml", "rate_per_s": 1000}
     fleet = {"devices": {"V100": {"count": 4, "usd_per_hour": 3}}, "models": {"a": model, "b": model}}
     path = written(tmp_path / "fleet.yaml", json.dumps(fleet))
@@ -230,11 +231,11 @@ def test_two_models_share_a_cluster(tmp_path: Path, capsys: Captured) -> None:
     cheap = fleet | {"objective": {"minimize": "cost"}}
     found = printed(capsys, "fleet", written(path, json.dumps(cheap)))
     assert (found["bound"], found["gap"], found["usd_per_hour"]) == (6, 0, 6)
-    cheap["models"] = {"a": model, "b": model | {"rate_per_s": 9000}}
-    assert run("fleet", written(path, json.dumps(cheap))) == 3
-    assert "the devices can serve each model at" in capsys.readouterr().err
-    written(path, json.dumps(fleet | {"devices": {"V100": {"count": 1}}}))
-    assert run("fleet", path) == 3
+    for rate_per_s, why in ((9000, "the devices can serve each model at"), (1, "model 'b', even with all devices: no")):
+        cheap["models"] = {"a": model, "b": model | {"rate_per_s": rate_per_s}}
+        assert run("fleet", written(path, json.dumps(cheap))) == 3
+        assert why in capsys.readouterr().err
+    assert run("fleet", written(path, json.dumps(fleet | {"devices": {"V100": {"count": 1}}}))) == 3
     assert "the devices are too few for all of them" in capsys.readouterr().err
     written(tmp_path / "problem.yaml", json.dumps({**DOCUMENT, "slo": {"latency_s": 1e-6}}))
     assert run("fleet", path) == 3
