@@ -34,7 +34,7 @@ from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import Progress, by_batch, exit_outputs, importance_of, no_progress, times_measured
 from earlyexit.training.tokens import GenerationOptions, generate
 from earlyexit.words import alpha_for, num_words, relative_importance
-from offramp.commands.folders import forget_calibration, keeps_answers, members_of, read_calibration, save_calibration
+from offramp.commands.folders import keeps_answers, members_of, read_calibration, replacing_model, save_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.thresholds import (
     CalibrationData,
@@ -70,7 +70,7 @@ Calibrated = tuple[CalibrationCard, ExitRecords]
 
 
 def calibrate(folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: Progress = no_progress) -> Calibrated:
-    """Finds thresholds, and writes them with the exit records into the model folder.
+    """Finds thresholds, and writes them with the exit records into the model folder. After an error it is as before.
 
     Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that the
     model does not support.
@@ -109,11 +109,11 @@ def calibrate(folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: 
     if model is None:
         return _calibrate_chain(recorded, folder, card, data, next(iter(outputs))[1], progress)
     calibration = recorded.card()
-    forget_calibration(folder)
-    save_model(model, folder)
-    facts = calibration.provenance | {MEMBERS: members_of(folder, card)}
-    calibration = calibration.model_copy(update={"provenance": facts})
-    save_calibration(calibration, records, folder)
+    with replacing_model(folder) as made:
+        save_model(model, made)
+        facts = calibration.provenance | {MEMBERS: members_of(made, card)}
+        calibration = calibration.model_copy(update={"provenance": facts})
+        save_calibration(calibration, records, made)
     return calibration, records
 
 
@@ -340,21 +340,21 @@ def _calibrate_chain(
     mixed = _mixed_if_useful(recorded, outputs, chain) if job.ensemble else recorded
     own = mixed.card(chain.end_ramps)
     reference = mixed.card((), entry=chain.starts[-1]) if _has_reference(job, chain) else None
-    forget_calibration(folder)
-    if len(mixed.views) > 1:
-        alone.save(folder / ALONE_FILE)
-    save_calibration(own, mixed.views[0], folder)
-    if reference is not None:
-        save_calibration(reference, None, folder / REFERENCE)
-    if job.prune is None:
-        return own, mixed.views[0]
-    # Plans may leave out networks, before or after which words are pruned. Thresholds must hold for the texts of all.
-    served, pruning = run_pruned(recorded, folder, card, data, outputs, progress)
-    facts = recorded.facts | pruning
-    views = [records_of_served(each, outputs, alone, recorded.truth, provenance=facts) for each in served]
-    calibration = replace(recorded, views=views, facts=facts).card(chain.end_ramps)
-    save_calibration(calibration, views[0], folder / PRUNED)
-    return calibration, views[0]
+    with replacing_model(folder) as made:
+        if len(mixed.views) > 1:
+            alone.save(made / ALONE_FILE)
+        save_calibration(own, mixed.views[0], made)
+        if reference is not None:
+            save_calibration(reference, None, made / REFERENCE)
+        if job.prune is None:
+            return own, mixed.views[0]
+        # Plans may leave out networks, before or after which words are pruned. Thresholds must hold for all texts.
+        served, pruning = run_pruned(recorded, folder, card, data, outputs, progress)
+        facts = recorded.facts | pruning
+        views = [records_of_served(each, outputs, alone, recorded.truth, provenance=facts) for each in served]
+        calibration = replace(recorded, views=views, facts=facts).card(chain.end_ramps)
+        save_calibration(calibration, views[0], made / PRUNED)
+        return calibration, views[0]
 
 
 def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: ModelChain) -> CalibrationData:
@@ -504,6 +504,6 @@ def _calibrate_decoder(folder: Path, data: LabelledRows, job: CalibrateJob, prog
         provenance=facts,
     )
     calibration = CalibrationData(job=job, views=[records], facts=facts).card()
-    forget_calibration(folder)
-    save_calibration(calibration, records, folder)
+    with replacing_model(folder) as made:
+        save_calibration(calibration, records, made)
     return calibration, records

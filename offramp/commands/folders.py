@@ -75,13 +75,6 @@ def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder:
     (folder / CALIBRATION_FILE).write_text(card.to_json(), encoding="utf-8")
 
 
-def forget_calibration(folder: Path) -> None:
-    """Deletes all calibrations in a model folder, which are not valid for another model."""
-    for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
-        for each in (folder, *(folder / inner for inner in BESIDE)):
-            (each / name).unlink(missing_ok=True)
-
-
 def read_calibration(folder: Path, calibration_folder: Path | None = None) -> CalibrationCard:
     """Returns a model's own calibration, or the one in `calibration_folder`.
 
@@ -107,9 +100,9 @@ def keeps_answers(provenance: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def replacing_model(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder for a model. Its files then replace the model in `out`, unless an error is raised.
+    """Yields a temporary folder for a model. Its files then replace those in `out`, unless an error is raised.
 
-    The calibration of the old model is deleted. After an error, `out` is removed if it is new and empty. Raises
+    Calibrations of the old model are deleted. After an error, `out` is removed if it is new and empty. Raises
     InputError if `out` cannot be a folder, or is a checkpoint's folder.
     """
     if (out / CONFIG).is_file() and not (out / CARD_FILE).is_file():
@@ -119,7 +112,9 @@ def replacing_model(out: Path) -> Iterator[Path]:
     try:
         with TemporaryDirectory(dir=out, prefix=".made-") as made:
             yield Path(made)
-            forget_calibration(out)
+            for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
+                for folder in (out, *(out / inner for inner in BESIDE)):
+                    (folder / name).unlink(missing_ok=True)
             for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # the card last
                 path.replace(out / path.name)
     except BaseException:

@@ -473,5 +473,7 @@ class CalibrateOptions(JsonOption, LabelledRowOptions, CalibrateJob):
             raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
         elif self.scale is not None or self.out is not None:
             raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
+        elif self.model.is_dir() and not os.access(self.model, os.W_OK):
+            raise InputError(f"{self.model}: no permission to write the calibration into this folder")
         if self.test_part is not None and self.test is None:
             raise InputError("--test-part goes with --test, the rows of which it is a part")

@@ -1,6 +1,5 @@
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.local_ray.cluster import without_pandas
-from deployments.local_ray.private import HELPER_STARTERS, log_ray_messages, on_loopback, without_helpers
+from deployments.local_ray.private import log_ray_messages
 from deployments.startup.sitecustomize import BLOCKED_MODULE, IMPORTER, PandasBlocker
 
 TRY = f"""
@@ -45,25 +44,6 @@ def test_processes_started_within_the_block_do_not_import_pandas_either(monkeypa
             assert os.path.isfile(os.path.join(first, "sitecustomize.py"))
             assert others == ([] if told is None else [told])
         assert os.environ.get("PYTHONPATH") == told
-
-
-def test_rays_helper_processes_are_restored_afterwards() -> None:
-    from ray._private.node import Node
-
-    whole = [getattr(Node, name) for name in HELPER_STARTERS]
-    with without_helpers():
-        assert not any(getattr(Node, name) is of_ray for name, of_ray in zip(HELPER_STARTERS, whole, strict=True))
-    assert [getattr(Node, name) for name in HELPER_STARTERS] == whole
-
-
-def test_a_lone_node_uses_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import services
-
-    address_of: Callable[[], str] = services.get_node_ip_address
-    monkeypatch.setattr(services, "node_ip_address_from_perspective", lambda address: "10.1.2.3")
-    with on_loopback():
-        assert address_of() == "127.0.0.1"
-    assert address_of() == "10.1.2.3"
 
 
 # Ray's messages

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit, setrlimit
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,21 @@ def test_several_calibrations_need_more_rows_and_calibrated_models(models: Path,
     held = r"small held 'small' of 3 blocks with ramps \[0, 1\], and now holds 'small' of 3 blocks with ramps \[0\]"
     with pytest.raises(ModelFolderError, match=held):
         calibrate(models / "chain", rows, EASY)
+
+
+@pytest.mark.parametrize("name", ["small", "chain"])
+def test_a_calibration_for_which_the_disk_has_no_room_leaves_the_earlier_one(
+    models: Path, rows: LabelledRows, name: str
+) -> None:
+    calibrate(models / name, rows, EASY)
+    before = {path: path.read_bytes() for path in (models / name).rglob("*") if path.is_file()}
+    setrlimit(RLIMIT_FSIZE, (100, getrlimit(RLIMIT_FSIZE)[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            calibrate(models / name, rows, EASY.model_copy(update={"seed": 5}))
+    finally:
+        setrlimit(RLIMIT_FSIZE, (RLIM_INFINITY, getrlimit(RLIMIT_FSIZE)[1]))
+    assert {path: path.read_bytes() for path in (models / name).rglob("*") if path.is_file()} == before
 
 
 def test_only_ramps_have_temperatures(models: Path, rows: LabelledRows) -> None:
