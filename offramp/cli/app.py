@@ -78,7 +78,18 @@ def _classes(module: str) -> Mapping[str, ast.ClassDef]:
     return {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 
-class Commands(typer.core.TyperGroup):
+class _Command(typer.core.TyperCommand):
+    """A command whose help shows no type next to a flag, such as `--help`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Commands(typer.core.TyperGroup, _Command):
     """The group of all commands. The parameters of a command are built only when it runs or shows its help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -94,17 +105,6 @@ class Commands(typer.core.TyperGroup):
         self.commands = dict.fromkeys(COMMANDS, self)  # for an unknown command, typer suggests similar ones of these
         name, command, rest = super().resolve_command(ctx, args)
         return name, build(name) if command is not None and name is not None else None, rest
-
-
-class _Command(typer.core.TyperCommand):
-    """A command whose help shows no type next to a flag, such as `--help`."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
 
 
 def build(name: str) -> Any:

@@ -125,8 +125,7 @@ def show(*tables: Table) -> None:
     """Prints tables in the width of the terminal, but at least 80 characters wide, so that no cell is cut off."""
     from rich.console import Console
 
-    console = Console(markup=False, emoji=False)
-    console.print(*tables, width=max(console.width, 80))
+    Console(width=max(Console().width, 80), markup=False, emoji=False).print(*tables)
 
 
 def print_result(
@@ -221,8 +220,7 @@ def run_in_subprocess(work: Callable[..., Result], *arguments: object) -> Result
 def _send(parent: int, sending: Connection, work: Callable[..., Result], arguments: tuple[object, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the cleanup of the function
-    if sys.platform == "linux":  # the kernel sends SIGTERM if the parent process is killed
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # if the parent process is killed
     if os.getppid() != parent:  # it ended while this process started
         sys.exit(1)
     try:

@@ -310,6 +310,7 @@ def test_an_unknown_backbone_is_refused_in_one_line_and_leaves_no_folder(
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
+        ("-h", "--version".ljust(32) + "Print the version"),
         ("chain", " {MODELS}... "),
         ("predict", " [TEXTS]... "),
         ("doctor", " [MODEL_OR_SERVICE]... "),

@@ -288,7 +288,7 @@ def test_a_terminal_shows_a_bar_and_ctrl_c_prints_the_result_so_far(problem: Pat
         stdout=subprocess.PIPE,
         stderr=its_end,
         text=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "60"},
         cwd=runs.ROOT,
     )
     os.close(its_end)
@@ -301,6 +301,7 @@ def test_a_terminal_shows_a_bar_and_ctrl_c_prints_the_result_so_far(problem: Pat
     assert process.returncode == 130
     assert b"simulate" in seen
     assert "INTERRUPTED" in out
+    assert "T ms  planned T ms" in out, "tables are wider than a narrow terminal, and whole"
     assert "goodput" in out
 
 
