@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -121,7 +122,10 @@ def _describe_end(status: int) -> str:
 OnLoss = Callable[[HeadLostError], None]
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
-LOGS = f"{os.environ.get('RAY_TMPDIR', os.environ.get('TMPDIR', '/tmp'))}/ray/session_latest/logs/serve"
+RAY_FOLDER = Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))) / "ray"
+LOGS = RAY_FOLDER / "session_latest" / "logs" / "serve"
+FOLDER_OF_SOCKETS = re.compile(r"[ -~]{,43}")
+"""Folders in which Ray can start. Its sockets have paths of up to 64 characters more, of at most 107 in ASCII."""
 
 VERSIONS_THAT_FIT = 3
 """Number of services of the first one's size that fit on a local Ray, if versions may be loaded."""
@@ -257,8 +261,7 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
     if cluster.grpc_port is not None:
         variables |= grpc_environment(max_body_bytes) | GRPC_CALLBACK
         os.environ[GRPC_HOST] = cluster.serve_host
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)  # the user's own settings are kept
+    os.environ.update(variables | os.environ)  # the user's own settings are kept
     # With `direct`, Serve does not listen.
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(cluster.front == "haproxy"))
     os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = str(int(cluster.front != "direct"))

@@ -50,13 +50,9 @@ def find_listeners() -> dict[int, RunningProcess]:
     """Returns the listening processes by port, as far as this user may see them."""
     import psutil
 
-    try:
-        connections = psutil.net_connections("tcp")
-    except psutil.AccessDenied:  # macOS allows this only to the administrator
-        return {}
     return {
         each.laddr.port: process
-        for each in connections
+        for each in psutil.net_connections("tcp")
         if each.status == psutil.CONN_LISTEN and each.laddr and each.pid and (process := find_process(each.pid))
     }
 

@@ -30,6 +30,7 @@ from rich.text import Text
 
 from cluster.devices import find_device
 from cluster.memory import machine_memory
+from deployments.local_ray.cluster import FOLDER_OF_SOCKETS, HAPROXY_PORTS, RAY_FOLDER, find_haproxy, present_ports
 from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
 from earlyexit.engine.cpu import BFLOAT16, processor_flags
 from earlyexit.errors import InputError, OfframpError
@@ -89,7 +90,6 @@ DASHBOARD_PORT = 8265
 MAX_FILES = 20_000
 """Maximum number of files of old sessions that are counted."""
 TOKEN = Path(".ray/auth_token")
-RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Timeout of importing torch, whose CUDA build takes 2 to 8 s if nothing is cached."""
 GIVEN = "given"
@@ -240,17 +240,18 @@ def ray(
     address: str | None,
     auth_mode: str | None,
     token_file: Path | None,
+    folder: Path,
     sessions: int,
     session_bytes: int,
 ) -> Findings:
-    """Checks for a running Ray cluster, token authentication, and the size of old sessions below /tmp/ray.
+    """Checks for a running Ray cluster, token authentication, and Ray's folder with the size of old sessions.
 
     `rays`: the heads and raylets that run here. `address`: the cluster that the file of `ray start` names.
     """
     pids, where = ", ".join(f"{each.name} {each.pid}" for each in rays), f" at {address}" if address else ""
     uses = "`offramp serve` starts its own, `offramp deploy` uses this one"
     runs = f"a Ray runs here{where} ({pids}); {uses}" if rays else "none runs here"
-    gone = f"/tmp/ray/ray_current_cluster names {address}, where nothing runs", "run `ray stop`, which removes the file"
+    gone = f"{folder}/ray_current_cluster names {address}, where nothing runs", "run `ray stop`, which removes the file"
     yield judged("ray", runs, (address is not None and not rays, "warning", *gone))
     is_off = auth_mode == NO_TOKEN
     created = "Ray will create ~/.ray/auth_token, unless RAY_AUTH_MODE=disabled is set"
@@ -258,9 +259,11 @@ def ray(
     off = "on one machine: export RAY_AUTH_MODE=disabled; on a cluster: make sure that all nodes have this token"
     is_used = token_file is not None and not is_off
     yield judged("ray token", "off (RAY_AUTH_MODE=disabled)" if is_off else created, (is_used, "warning", text, off))
-    text = f"{sessions} sessions in /tmp/ray, {size(session_bytes)}"
-    delete = "delete old folders /tmp/ray/session_*, except session_latest's" if rays else "no Ray runs: rm -r /tmp/ray"
-    yield judged("ray files", text, (session_bytes >= MANY_SESSION_BYTES, "warning", text, delete))
+    text = f"{sessions} sessions in {folder}, {size(session_bytes)}"
+    delete = f"delete {folder}/session_*, except session_latest's" if rays else f"no Ray runs: rm -r {folder}"
+    unfit = f"{folder} is too long or not ASCII for Ray's sockets", "export RAY_TMPDIR=/tmp TMPDIR=/tmp"
+    is_unfit, is_large = FOLDER_OF_SOCKETS.fullmatch(str(folder)) is None, session_bytes >= MANY_SESSION_BYTES
+    yield judged("ray files", text, (is_unfit, "failed", *unfit), (is_large, "warning", text, delete))
 
 
 def _gpus_of_torch() -> int:
@@ -271,8 +274,6 @@ def _gpus_of_torch() -> int:
 
 def _needed_ports(service_ports: Sequence[int]) -> list[tuple[int, str]]:
     """Returns the ports of the service, of HAProxy and of Ray's dashboard, with their purposes."""
-    from deployments.local_ray.cluster import HAPROXY_PORTS, present_ports
-
     haproxy = ((present_ports(HAPROXY_PORTS)[name], purpose) for purpose, name in VARIABLES.items())
     return [*((port, SERVICE) for port in service_ports), *haproxy, (DASHBOARD_PORT, DASHBOARD)]
 
@@ -321,8 +322,6 @@ def _torch_cuda() -> str | None:
 
 
 def _haproxy() -> str | None:
-    from deployments.local_ray.cluster import find_haproxy
-
     try:
         path = find_haproxy()
     except OfframpError:
@@ -420,6 +419,7 @@ def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ..
             address.read_text(encoding="utf-8").strip() if address.is_file() else None,
             os.environ.get("RAY_AUTH_MODE"),
             token if token.is_file() else None,
+            RAY_FOLDER,
             len(sessions),
             sum(_size(each) for each in islice(files, MAX_FILES)),
         ),

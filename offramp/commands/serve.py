@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 from cluster.devices import find_device
 from deployments.choices import FrontSettings
 from deployments.keys import read_keys
-from deployments.local_ray.cluster import LocalCluster, serving, wanted_ports
+from deployments.local_ray.cluster import FOLDER_OF_SOCKETS, RAY_FOLDER, LocalCluster, serving, wanted_ports
 from deployments.local_ray.ports import await_ports
 from deployments.local_ray.private import LOOPBACK_NAMES
 from deployments.settings import ServeSettings
 from earlyexit.engine.cpu import has_bfloat16
-from earlyexit.errors import HeadLostError
+from earlyexit.errors import HeadLostError, InputError
 from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.folders import check_model, model_folder_for
 from offramp.commands.output import command, num_cores, run_in_subprocess, warn
@@ -75,7 +75,7 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
 
 
 def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -> LocalCluster:
-    """Returns how Ray is started. Raises InputError for bad keys and equal ports, and OfframpError for taken ports.
+    """Returns how Ray is started. Raises InputError for bad keys, ports or folders, and OfframpError for taken ports.
 
     It is called before a model is measured. `base`: the folder of the document.
     """
@@ -86,6 +86,8 @@ def _checked_cluster(job: ServeJob, document: ApplicationDocument, base: Path) -
         keys_file = None if access.keys_file is None else str(base / access.keys_file)
         read_keys(access.model_copy(update={"keys_file": keys_file}))
     await_ports(wanted_ports(cluster))
+    if not FOLDER_OF_SOCKETS.fullmatch(str(RAY_FOLDER)):
+        raise InputError(f"{RAY_FOLDER} is too long or not ASCII for Ray's sockets: export RAY_TMPDIR=/tmp TMPDIR=/tmp")
     return cluster
 
 
@@ -124,6 +126,7 @@ def _serve_until_stopped(settings: ServeSettings, cluster: LocalCluster, *, rest
         signal.signal(number, stop)
     environment = dict(os.environ) if restart else None  # a copy, taken before Ray's variables are added
     settings = settings.model_copy(update={"access": with_environment_keys(settings.access)})
+    print(f"starting Ray and the service of {Path(settings.model).name}: usually less than a minute", flush=True)
     try:
         with serving(settings, cluster, lambda lost: _exit_or_restart(lost, None if stopping else environment)) as url:
             card = read_card(Path(settings.model))

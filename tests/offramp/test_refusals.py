@@ -35,6 +35,7 @@ def test_a_command_refuses(
     monkeypatch.chdir(tmp_path)
     if case["run"] != "serve model":  # that case alone covers the process, whose start takes a second
         monkeypatch.setattr("offramp.commands.serve.run_in_subprocess", lambda work, *given: work(*given))
+    monkeypatch.setattr("offramp.commands.serve.RAY_FOLDER", Path(case.get("ray_folder", "/tmp/ray")))
     if case["run"] == "predict":  # by a caller that has closed its standard input
         monkeypatch.setattr("sys.stdin", None)
     files = {"problem.yaml": PROBLEM, "plan.yaml": PLAN} | case.get("files", {})
