@@ -28,6 +28,7 @@ THROUGHPUT = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Write log lines at once, because they are few. By default a thousand are written together.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
+    "grpc_proxy": "",  # otherwise gRPC sends calls between processes to the proxy of `https_proxy` or `http_proxy`
 }
 """Serve's environment variables, which every application gets."""
 

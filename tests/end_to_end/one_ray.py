@@ -119,6 +119,7 @@ class OneRay:
             PERMITS: str(self.permits),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "https_proxy": "http://127.0.0.1:9",  # where nothing listens
             "RAY_metrics_report_interval_ms": "1000",  # instead of ten seconds, because tests wait for metrics
             "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1",  # because services start and end often
         }
