@@ -140,6 +140,7 @@ class ControlLoop:
         self._switched_epoch = 0
         """The epoch of the last plan to which this process changed. New thresholds do not change it."""
         self._missing = MissingAccelerators()
+        self._last_failure = ""
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}
@@ -162,16 +163,18 @@ class ControlLoop:
             await self._sleep(self.settings.watch_s)
 
     async def tick(self) -> None:
-        """Observes the service once, and acts. A failure is logged, and the next tick tries again."""
+        """Observes the service once, and acts. A failure is logged until it repeats, and the next tick tries again."""
         async with self._lock:
             try:
                 await self._observe()
                 await self._check()
                 await self._finish_change()
+                self._last_failure = ""
             except Exception as error:  # the death of another process must not end the loop
-                logger.warning("a tick of the control loop failed", exc_info=error)
                 self._update_view(failed=self._view.failed + 1)
-                self._log_event("error", f"{type(error).__name__}: {error}")
+                if (words := f"{type(error).__name__}: {error}") != self._last_failure:
+                    self._log_event("error", words, error)
+                self._last_failure = words
             self._history.forget(self._clock.now_s())
 
     async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> int:
@@ -228,8 +231,8 @@ class ControlLoop:
             outcome = check(self.view)
             if outcome is not None:
                 await self._carry_out(outcome)
-                if outcome.ends_tick or self._view.is_changing:
-                    break
+                if outcome.plan is not None or outcome.replan is not None or self._view.is_changing:
+                    break  # stages may have changed, so the other checks wait for the next tick
 
     async def _finish_change(self) -> None:
         """Observes and checks until all ingresses follow the current plan, or the service is suspended.
@@ -481,10 +484,10 @@ class ControlLoop:
 
     # Events and history
 
-    def _log_event(self, kind: str, words: str) -> None:
-        """Logs an event, and stores it in the history."""
+    def _log_event(self, kind: str, words: str, error: Exception | None = None) -> None:
+        """Logs an event, with the traceback of an error, and stores it in the history."""
         log = logger.warning if kind in {"error", "suspended"} else logger.info
-        log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.state.placed.epoch})
+        log("%s: %s", kind, words, exc_info=error, extra={"kind": kind, "epoch": self.state.placed.epoch})
         self._history.add_event(self._clock.now_s(), kind, words)
 
     def _remember(self, outcome: str, new: NewPlan) -> None:

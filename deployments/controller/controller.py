@@ -124,6 +124,8 @@ class RayFleet(DeploymentHandles, Fleet):
 
     async def running(self) -> dict[str, int]:
         deployments = (await find_applications())["applications"][self._app]["deployments"]
+        if CONTROLLER not in deployments:
+            raise OfframpError("Serve deploys this application anew, and does not list its deployments yet")
         own, controllers = serve.get_replica_context().replica_id.unique_id, deployments[CONTROLLER]["replicas"]
         if any(each["replica_id"] != own and each["state"] != "STARTING" for each in controllers):
             raise OfframpError("another controller runs, which would undo plans of this one; Serve ends one of them")

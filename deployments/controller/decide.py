@@ -86,11 +86,6 @@ class Outcome:
     replan: str | None = None
     """Why the controller plans, and changes to the new plan if it is worth it; None: it does not plan."""
 
-    @property
-    def ends_tick(self) -> bool:
-        """Whether stages may have changed, so that the other checks wait for the next tick."""
-        return self.plan is not None or self.replan is not None
-
 
 # The view on which decisions are based
 

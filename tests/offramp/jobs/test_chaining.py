@@ -245,9 +245,7 @@ def test_several_calibrations_need_more_rows_and_calibrated_models(models: Path,
 
 
 @pytest.mark.parametrize("name", ["small", "chain"])
-def test_a_calibration_for_which_the_disk_has_no_room_leaves_the_earlier_one(
-    models: Path, rows: LabelledRows, name: str
-) -> None:
+def test_a_full_disk_leaves_the_earlier_calibration(models: Path, rows: LabelledRows, name: str) -> None:
     calibrate(models / name, rows, EASY)
     before = {path: path.read_bytes() for path in (models / name).rglob("*") if path.is_file()}
     setrlimit(RLIMIT_FSIZE, (100, getrlimit(RLIMIT_FSIZE)[1]))
