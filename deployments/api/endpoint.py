@@ -170,10 +170,10 @@ class Endpoint:
             response = await self._answer(request)
             if len(getattr(response, "body", b"")) >= MIN_COMPRESSED_BYTES:  # streams have no `body`
                 await compress(request, response)
-            status = response.status_code
             if record is not None:
                 response.headers.update(record.headers)
             await response(scope, receive, send)
+            status = request.late_status or response.status_code
         finally:
             request.release()
             self._backend.count_request(self._path, status)

@@ -95,6 +95,8 @@ class HttpRequest(Request):
         self._bodies = bodies
         self._held_bytes = 0
         """Bytes of the body that are held in memory."""
+        self.late_status: int | None = None
+        """The status to count for a stream that failed after its headers; None if it did not fail."""
 
     @cached_property
     def id(self) -> str:

@@ -208,9 +208,8 @@ def _rows(tensor: V2Input, content: Content, column: Column, where: str) -> Elem
 
 def _is_row_shape(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Returns whether a shape is a number of rows of the wanted shape, in which -1 stands for any size."""
-    if len(shape) != len(wanted) + 1 or min(shape) < 0:
-        return False
-    return all(each in (size, -1) for size, each in zip(shape[1:], wanted, strict=True))
+    has_axes = len(shape) == len(wanted) + 1 and min(shape) >= 0
+    return has_axes and all(each in (size, -1) for size, each in zip(shape[1:], wanted, strict=True))
 
 
 def _elements(content: Content, datatype: str, shape: list[int], where: str) -> Elements:

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from deployments.api.completions.bodies import MAX_ID, ChatBody, CompletionBody, GenerateBody, StreamOptions
-from deployments.api.endpoint import Backend, check_model, failure_of
+from deployments.api.endpoint import CLIENT_CLOSED_REQUEST, Backend, check_model, failure_of
 from deployments.api.exchange import EventStream, HttpRequest, openai_error, run, watching
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.operations import parse_body
@@ -28,7 +28,6 @@ from earlyexit.sequences.sequence import Ended, StepResult
 from earlyexit.tasks.token import TokenTask
 
 AnyBody = CompletionBody | ChatBody | GenerateBody
-OWNER = "offramp"
 MIN_LOGPROB = -9999.0
 """OpenAI's log-probability of impossible tokens, because JSON has no infinite numbers."""
 SPACE = "\u2581"
@@ -296,7 +295,7 @@ class GenerateRoutes:
             if isinstance(error, InputError):  # of a prompt, unless it names another field
                 error.param = error.param or body.source
             raise
-        return EventStream(_events(first, parts, writer, request.id), abort)
+        return EventStream(_events(first, parts, writer, request), abort)
 
     completions = partialmethod(_answer, kind=CompletionBody)
     chat = partialmethod(_answer, kind=ChatBody)
@@ -322,14 +321,14 @@ class GenerateRoutes:
             "id": card.name,
             "object": "model",
             "created": self._created_s,
-            "owned_by": OWNER,
+            "owned_by": "offramp",
             "max_model_len": self._codec.max_length,
             "offramp": {**details, "ramps": list(card.ramps)},
         }
 
 
 async def _events(
-    first: TextDelta, later: AsyncIterator[TextDelta], writer: ResponseWriter, request_id: str
+    first: TextDelta, later: AsyncIterator[TextDelta], writer: ResponseWriter, request: HttpRequest
 ) -> AsyncIterator[bytes]:
     """Yields an event for each part of an answer. An error within the stream is an event, too."""
     try:
@@ -339,6 +338,8 @@ async def _events(
         async for part in later:
             yield writer.part(part)
     except ClientDisconnect:
-        return
+        request.late_status = CLIENT_CLOSED_REQUEST
     except Exception as error:
-        yield writer.error(failure_of(error, request_id, "the stream failed"))
+        error = failure_of(error, request.id, "the stream failed")  # no other variable: it would be in a cycle
+        request.late_status = error.http_status
+        yield writer.error(error)

@@ -165,6 +165,7 @@ async def test_a_later_error_is_an_event(teller: Teller, path: str, body: dict[s
     assert (response.status_code, text_of(chunks), done) == (200, "a m", "[DONE]")
     assert error["error"]["type"] == "server_error"
     assert (await asked(teller, path, body)).status_code == 500
+    assert teller.counted == [(path, 500), (path, 500)]  # the broken stream too, although it has sent 200
 
 
 @BOTH

@@ -92,6 +92,7 @@ async def test_a_disconnect_ends_the_sequence(teller: Teller, fast: bool, stream
             permits(teller).release()
         await asyncio.sleep(0)
         assert teller.computed == num_said
+        await until(lambda: teller.counted == [("/v1/completions", 499)])
 
 
 async def test_the_buffer_of_a_slow_reader_is_limited_by_max_tokens(teller: Teller) -> None:
