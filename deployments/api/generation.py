@@ -40,6 +40,8 @@ class GenerateRequest:
     """Whether to continue after end-of-text tokens, for measurements."""
     timeout_s: float | None = None
     """Timeout of the whole sequence from its arrival; None: only the service's timeouts per token apply."""
+    waits: bool = False
+    """Whether to wait for pages, as the second and later answers to a request do: the first may have taken the last."""
     request_id: str = ""
     """For logs and traces."""
 
@@ -132,8 +134,7 @@ class GenerateService:
     loop: GenerationLoop = field(init=False)
 
     def __post_init__(self) -> None:
-        core = self.dispatcher.core
-        self.loop = GenerationLoop(core.options, core.placed.plan, self.rng)
+        self.loop = GenerationLoop(self.dispatcher.core.options, self.dispatcher.core.placed.plan, self.rng)
 
     def start(self, request: GenerateRequest) -> Stream:
         """Starts a sequence.
@@ -224,11 +225,9 @@ class GenerateService:
 
     def _on_step_error(self, running: _RunningSequence, error: OfframpError) -> None:
         """Handles a step without an answer: if possible, the sequence continues on another replica."""
-        if isinstance(error, DeadlineError):
-            self._end_by_limit(running)
-            return
+        error = self._limit_error(running) if isinstance(error, DeadlineError) else error
         try:
-            pause_s = self.loop.retry(running.state, error)
+            pause_s = self.loop.retry(running.state, error, waits=running.request.waits)
         except OfframpError as final_error:
             self._fail(running, final_error)
             return
@@ -247,13 +246,12 @@ class GenerateService:
             running.step_input = None  # its callback has `running`
         self.loop.end(running.state, ABANDONED)
 
-    def _end_by_limit(self, running: _RunningSequence) -> None:
-        """Ends a sequence that has exceeded a time limit."""
+    def _limit_error(self, running: _RunningSequence) -> DeadlineError:
+        """Returns the error of a sequence that has exceeded a time limit."""
         state, (_, limit_s, what) = running.state, self._limit(running)
         took_s, limit = self.clock.now_s() - state.arrived_s, f"the limit of {limit_s:g} s for {what}"
         if state.num_tokens:
             tokens = f"{state.num_tokens} token{'s' if state.num_tokens > 1 else ''}"
             message = f"the answer was cut short after {tokens} and {took_s:.1f} s: the next one exceeds {limit}"
-            self._fail(running, CutShortError(message, text=running.state.sequence.cut()))
-        else:
-            self._fail(running, DeadlineError(f"no token came within {limit}"))
+            return CutShortError(message, text=running.state.sequence.cut())
+        return DeadlineError(f"no token came within {limit}")

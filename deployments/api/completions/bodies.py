@@ -152,6 +152,7 @@ class _PromptBody(SamplingBody):
                 ),
                 ignores_ends=bool(sampling.ignore_eos),
                 timeout_s=sampling.timeout_s,
+                waits=index > 0,
                 request_id=request_id,
             )
             for index, tokens in enumerate(prompts)

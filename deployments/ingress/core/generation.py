@@ -17,14 +17,13 @@ from typing import Any, Generic, TypeVar
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.calls import LONGEST_RETRY_S, RETRY_PAUSE_S, bucket_of
 from deployments.ingress.core.inputs import IngressOptions
-from deployments.ingress.core.routes import KVPlacement, sequence_numbers
+from deployments.ingress.core.routes import SOONEST_RETRY_S, KVPlacement, sequence_numbers
 from earlyexit.errors import AdmissionError, OfframpError, OverloadedError, SequenceLostError, StageUnavailableError
 from earlyexit.sequences.sequence import SequenceProgress
 from optimizer.plans.plan import Plan
 
 S = TypeVar("S", bound=SequenceProgress)
 """The class of sequences. In the simulator, they have only lengths."""
-SOONEST_RETRY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -140,12 +139,12 @@ class GenerationLoop:
             # After one pause, the mean exceeds the SLO for many tokens, although each of them comes in time.
             self._tpot.answered(min(waited_s, state.tpot_s), self.num_running - 1, 1, now_s)
 
-    def retry(self, state: GenerationState[S], error: OfframpError) -> float:
+    def retry(self, state: GenerationState[S], error: OfframpError, *, waits: bool = False) -> float:
         """Prepares a sequence whose step got an error for another attempt; returns the pause before it, in seconds.
 
         A lost sequence restarts, at first without a pause, because other replicas are probably available. One that a
-        full replica refuses tries another one. If all are full, a sequence that was accepted before, or whose tokens
-        left before a full later stage, waits until its time limit. Raises the error that ends the sequence.
+        full replica refuses tries another one. If all are full, a sequence that was accepted before, whose tokens left
+        before a full later stage, or that `waits`, waits until its time limit. Raises the error that ends the sequence.
         """
         placement, is_full = state.placement, isinstance(error, OverloadedError)
         if is_full:
@@ -155,7 +154,7 @@ class GenerationLoop:
             if not is_last and full is not None and full not in placement.excluded:
                 self._place_again(state, excluded=placement.excluded | {full}, is_retry=placement.is_retry)
                 return 0.0
-            if not (state.num_tokens or placement.is_retry):
+            if not (state.num_tokens or placement.is_retry or waits):
                 raise error
         elif not isinstance(error, SequenceLostError):
             raise error
@@ -164,7 +163,7 @@ class GenerationLoop:
             raise StageUnavailableError(message, retry_after_s=SOONEST_RETRY_S)
         pause_s = RETRY_PAUSE_S * ((1 << state.attempts) - 1)
         state.attempts = min(state.attempts + 1, self._options.max_attempts - 1 - is_full)  # waiting ends no sequence
-        self.counts.lost += 1
+        self.counts.lost += not is_full
         self._place_again(state, is_retry=True)
         return pause_s
 

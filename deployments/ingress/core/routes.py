@@ -18,7 +18,7 @@ from optimizer.plans.plan import Plan
 Layout = tuple[tuple[str, int, int], ...]
 """A chain's stages in their order: slot, first block, and the block after the last. If two plans have the same layout,
 a replica that hosts the same slot under both can keep its keys and values, whatever the splits are."""
-LOST_RETRY_S: Final = 1.0
+SOONEST_RETRY_S: Final = 1.0
 SERIAL_BITS: Final = 32
 NAME_BITS: Final = 30
 """A sequence's number consists of the name of its ingress (NAME_BITS) and a serial number (SERIAL_BITS)."""
@@ -60,7 +60,7 @@ class KVPlacement:
 
 def lost(why: str) -> SequenceLostError:
     """Returns the error of sequences whose keys and values are lost. The generation loop restarts them."""
-    return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
+    return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=SOONEST_RETRY_S)
 
 
 def sequence_numbers(rng: random.Random) -> Iterator[int]:

@@ -251,12 +251,16 @@ async def test_a_sequence_tries_another_replica_if_the_first_is_full(expected: E
         assert service.num_lost == 1
 
 
-async def test_a_stream_whose_first_tokens_left_early_waits_for_room_in_the_last_stage(expected: Expected) -> None:
-    sizes = iter((NUM_PAGES, NUM_PAGES, 8, 8))
-    async with served(plan(3), lambda: decoder(hf_decoder(), num_pages=next(sizes))) as service:
-        streams = [all_of(service.begin(prompt)) for prompt in expected]
+@pytest.mark.parametrize(("sizes", "waits", "num"), [((64, 64, 8, 8), False, 3), ((8, 8, 64, 64), True, 6)])
+async def test_streams_wait_for_room_if_they_have_early_tokens_or_are_later_answers(
+    expected: Expected, sizes: tuple[int, ...], waits: bool, num: int
+) -> None:
+    of_replica = iter(sizes)
+    async with served(plan(3), lambda: decoder(hf_decoder(), num_pages=next(of_replica))) as service:
+        streams = [all_of(service.begin(prompt, waits=waits)) for prompt in expected]
         said = await soon(asyncio.gather(*streams, return_exceptions=True))
-        assert said[:3] == list(expected.values())[:3]  # some of the others are refused
+        assert said[:num] == list(expected.values())[:num]  # some of the others are refused
+        assert service.num_lost == 0
 
 
 async def test_ended_sequences_leave_no_pages_and_no_garbage(service: Service, expected: Expected) -> None:
