@@ -13,18 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
-from earlyexit.codecs.text import LONG_CHARS, TEXT, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, read_tokenizer, tokenize
-from earlyexit.engine.queue import NO_SEQUENCE
-from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from earlyexit.codecs.text import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, read_tokenizer, tokenize
+from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import Column, Encoded
-from earlyexit.sequences.sequence import step_of
 
 TEMPLATE_FILE = "chat_template.jinja"
 CHAT_FILES = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
@@ -93,21 +91,16 @@ def write_chat_files(hf_tokenizer: Any, folder: Path) -> None:
     (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
 
 
-Prompt: TypeAlias = str | tuple[int, ...]
-"""A text, or its token ids."""
 LEFT, RIGHT = "\ue00b", "\ue00c"
 """Private-use characters that mark text in messages which looks like a special token. They are removed afterwards."""
 
 
-class PromptCodec(Codec[Prompt]):
-    """Encodes prompts to int32 token ids, as steps of a sequence; see `step_of`."""
+class PromptCodec(Codec[str]):
+    """Encodes prompts to token ids. A `TokenSequence` makes inputs of them: see `step_of`."""
 
     name = "prompt"
     reads_tokenizer = True
     inputs = (Column(name="text_input", datatypes=("BYTES",)),)
-    row_schema = TEXT
-    described = "One prompt, or a list of prompts."
-    needed = "a prompt or a list of prompts, none of them empty,"
 
     def __init__(self, max_length: int) -> None:
         """`max_length`: tokens of prompt and answer together; raises ValueError below 2."""
@@ -171,24 +164,8 @@ class PromptCodec(Codec[Prompt]):
     def _plain(self, text: str) -> list[int]:
         return list(tokenize(self._literal, text.replace(LEFT, "").replace(RIGHT, ""), add_special_tokens=False)[0].ids)
 
-    def from_columns(self, columns: Columns) -> list[Prompt]:
-        return list(texts_of(columns, "text_input"))
+    def from_columns(self, columns: Columns) -> list[str]:
+        return texts_of(columns, "text_input")
 
-    def row_from_json(self, value: object, where: str) -> Prompt:
-        if not isinstance(value, str) or not value:
-            raise InputError(f"inputs: {self.needed} is needed")
-        return value
-
-    def is_slow(self, rows: Sequence[Prompt]) -> bool:
-        return sum(map(len, rows)) > LONG_CHARS
-
-    def encode(self, rows: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
-        """Returns inputs that belong to no sequence, for one token each. `TokenSequence` generates several tokens."""
-        prompts = [self.tokens(row) if isinstance(row, str) else row for row in rows]
-        for k, tokens in enumerate(prompts):
-            if not tokens:
-                raise UnprocessableInputError(f"input {k} has no tokens")
-            if len(tokens) > self.max_length and not truncate:
-                raise UnprocessableInputError(f"input {k} has {len(tokens)} tokens, the model takes {self.max_length}")
-        cut = [tokens[: self.max_length] for tokens in prompts]
-        return [step_of(tokens, NO_SEQUENCE, 0, len(tokens), len(tokens)) for tokens in cut]
+    def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
+        raise InputError("this model generates text: its inputs are the steps of a sequence")

@@ -64,9 +64,6 @@ class TokenTask(Task):
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return label_loss(early[:, 0, 0], full[:, 0, 0])
 
-    def plain(self, value: Value) -> int:
-        return first_token(value)
-
     @property
     def json_schema(self) -> Mapping[str, Any]:
         return {

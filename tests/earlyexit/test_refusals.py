@@ -275,9 +275,7 @@ CASES: dict[str, Case] = {
     "text: no tokenizer": lambda: find_codec({"name": "text", "max_length": 8}, Path("/no/such")),
     "text: a body": lambda: TextCodec(8).from_content("text/plain", b"a"),
     "pair: too long": lambda: text_codec("text_pair").encode([("a b", "c d")]),
-    "prompt: none": lambda: PromptCodec(8).from_json({"text": "a"}),
-    "prompt: no tokens": lambda: PromptCodec(8).encode([()]),
-    "prompt: too long": lambda: PromptCodec(4).encode([(1, 2, 3, 4, 5)]),
+    "prompt: an input by itself": lambda: PromptCodec(8).encode(["a"]),
     "prompt: length": lambda: PromptCodec(1),
     "prompt: no template": lambda: PromptCodec(8).chat([{"role": "user", "content": "a"}]),
     # Rows

@@ -332,13 +332,7 @@ def of_transformers() -> PreTrainedTokenizerFast:
 
 def test_a_prompt_begins_with_the_tokenizers_special_tokens(tmp_path: Path) -> None:
     codec = prompt_codec(tmp_path)
-    tokens = codec.tokens("hey")
-    assert tokens == (BEGIN, *marked_tokenizer().encode("hey", add_special_tokens=False).ids)
-    [encoded] = codec.encode(["hey"])
-    ids, run = encoded.tensors
-    assert (encoded.length, ids.tolist(), run.tolist()) == (4, list(tokens), [[0, 0, 0, 4, 4]])
-    assert ids.dtype == run.dtype == np.int32
-    assert [each.length for each in codec.encode([tokens, "heyhey"])] == [4, 7]
+    assert codec.tokens("hey") == (BEGIN, *marked_tokenizer().encode("hey", add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize(
@@ -397,15 +391,6 @@ def test_a_model_folder_keeps_the_template_of_a_folder_and_of_a_loaded_tokenizer
         codec = PromptCodec(64)
         codec.load(folder)
         assert codec.chat(HELLO) == wanted
-
-
-def test_prompts_are_read_from_json_and_columns_and_truncated_on_request(tmp_path: Path) -> None:
-    codec = prompt_codec(tmp_path, max_length=4)
-    assert [each.length for each in codec.encode(["12345"], truncate=True)] == [4]
-    assert codec.from_json("a") == (["a"], False)
-    assert codec.from_json(["a", "b"]) == (["a", "b"], True)
-    assert codec.from_columns({"text_input": [b"a"]}) == ["a"]
-    assert codec.spec() == {"name": "prompt", "max_length": 4}
 
 
 def test_end_tokens_are_read_from_all_files_of_a_checkpoint(tmp_path: Path) -> None:

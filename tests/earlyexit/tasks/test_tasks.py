@@ -136,9 +136,6 @@ def test_the_answer_is_the_most_probable_tokens_with_log_probabilities() -> None
     early, full = answer_B2k.numpy(), answer_B2k.flip(0).numpy()
     assert task.loss(early, full).tolist() == [1.0, 1.0]
     assert task.loss(early, early).tolist() == [0.0, 0.0]
-    values = values_of(early)
-    assert task.to_columns(values, [0.3, 0.1]) == {"token": [1, 0], "score": [0.3, 0.1]}
-    assert task.to_json(values[0], 0.3) == {"token": 1, "score": 0.3}
     assert task.targets([4, 0]).tolist() == [4, 0]
 
 
