@@ -173,9 +173,11 @@ def choose(log_probabilities_k: npt.NDArray[np.floating], sampling: Sampling, pl
     cumulative_k = np.cumsum(weights_k)
     total = cumulative_k[-1]
     rest = round(1 - float(np.exp(log_probabilities_k, dtype=np.float64).sum()), 6)  # later digits are rounding errors
-    if sampling.top_k is None and rest > 0:
+    if rest > 0:
         # The tokens that are not in the answer count too, as if each was as probable as the last one in it.
-        total += weights_k[-1] * rest / np.exp(log_probabilities_k[-1], dtype=np.float64)
+        others = rest / np.exp(log_probabilities_k[-1], dtype=np.float64)
+        room = others if sampling.top_k is None else max(0, sampling.top_k - len(log_probabilities_k))
+        total += weights_k[-1] * min(others, room)
     # The nucleus: the tokens up to the first one whose cumulative probability reaches top_p.
     kept = 1 + int(np.searchsorted(cumulative_k, sampling.top_p * total * (1 - 1e-6)))
     cumulative_k = cumulative_k[:kept]

@@ -221,10 +221,16 @@ def test_only_the_most_probable_tokens_are_sampled(sampling: Sampling, left: set
     assert set(shares(sampling, 400)) == left
 
 
-@pytest.mark.parametrize(("temperature", "top_p", "left"), [(1.0, 0.5, 1), (1.0, 0.8, 3), (0.5, 0.9, 3)])
-def test_tokens_that_are_not_in_the_answer_count_for_top_p(temperature: float, top_p: float, left: int) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k", "left"),
+    [(1.0, 0.5, None, 1), (1.0, 0.8, None, 3), (0.5, 0.9, None, 3), (1.0, 0.8, 3, 2), (1.0, 0.8, 500, 3)],
+)
+def test_tokens_that_are_not_in_the_answer_count_for_top_p(
+    temperature: float, top_p: float, top_k: int | None, left: int
+) -> None:
     """The answer has 0.9 of the probability. Squared, its tokens have 0.25, 0.0625 and 0.0225, and the others 0.015."""
-    assert len(shares(Sampling(temperature=temperature, top_p=top_p), 400, ANSWER[:, :3])) == left
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    assert len(shares(sampling, 400, ANSWER[:, :3])) == left
 
 
 SHAPE = (2, 1, 2)
@@ -284,9 +290,7 @@ def test_attention_does_not_depend_on_pages_or_other_rows(scattered: bool) -> No
 
 
 def test_two_thousand_sequences_leave_every_page_free() -> None:
-    kv, rng = store(32), random.Random(0)
-    peak = 0
-    there: dict[int, int] = {}
+    kv, rng, there = store(32), random.Random(0), dict[int, int]()
     for number in range(1, 2001):
         tokens = rng.randint(1, 40)
         while -(-tokens // 4) > kv.free_pages:
@@ -295,10 +299,8 @@ def test_two_thousand_sequences_leave_every_page_free() -> None:
         kv.enter(number, tokens)
         there[number] = -(-tokens // 4)
         assert kv.free_pages == 32 - sum(there.values())
-        peak = max(peak, 32 - kv.free_pages)
-        places = kv.place_of(number, tokens)
-        assert len(set(places.tolist())) == tokens
-    assert peak == 32
+        assert len(set(kv.place_of(number, tokens).tolist())) == tokens
+    assert kv.use.peak_pages == 32
     for number in there:
         kv.free(number)
     assert kv.free_pages == 32
