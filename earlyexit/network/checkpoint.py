@@ -87,6 +87,8 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
         what = "not a checkpoint that can be read" if file or Path(source).is_dir() else NOT_FOUND
         raise ModelFolderError(f"{source!r} is {what}: {first_line(error)}") from error
     family = find_family(config.model_type)
+    if file:
+        _check_gguf(location, file["gguf_file"])
     loaders = {
         "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
         "ForCausalLM": transformers.AutoModelForCausalLM,
@@ -131,6 +133,18 @@ def _location(source: str) -> tuple[str, dict[str, str]]:
     """Returns the folder or hub name for `from_pretrained`, and its arguments that select a file there."""
     path = Path(source)
     return (str(path.parent), {"gguf_file": path.name}) if source.endswith(GGUF_SUFFIX) else (source, {})
+
+
+def _check_gguf(location: str, name: str) -> None:
+    """Raises ModelFolderError for scaled positions and biases in a .gguf file, which `transformers` would ignore."""
+    from gguf import GGUFReader
+    from transformers.utils import cached_file
+
+    reader = GGUFReader(cached_file(location, name))
+    names = [*reader.fields, *(tensor.name for tensor in reader.tensors)]
+    ignored = [name for name in names if name.endswith(("rope.scaling.factor", "rope_freqs.weight", ".bias"))]
+    if ignored:
+        raise ModelFolderError(f"{name} has {ignored[0]}: scaled positions and biases are not supported")
 
 
 def _untrained(path: Path) -> tuple[Pretrained, str]:

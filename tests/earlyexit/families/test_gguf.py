@@ -14,7 +14,7 @@ gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
 
-def written(path: Path, architecture: str, kind: str = "F32") -> str:
+def written(path: Path, architecture: str, kind: str = "F32", tensor: str = "token_embd.weight") -> str:
     """A file that says it is of an architecture, with one tensor of numbers of a kind."""
     writer = gguf.GGUFWriter(path, architecture)
     for name, number in (("block_count", 1), ("context_length", 64), ("embedding_length", 32)):
@@ -25,7 +25,7 @@ def written(path: Path, architecture: str, kind: str = "F32") -> str:
     quantised = gguf.GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[quantised]
     row = np.zeros((8, 256 // block * size), dtype=np.uint8)
-    writer.add_tensor("token_embd.weight", row, raw_shape=row.shape, raw_dtype=quantised)
+    writer.add_tensor(tensor, row, raw_shape=row.shape, raw_dtype=quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -34,17 +34,21 @@ def written(path: Path, architecture: str, kind: str = "F32") -> str:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "kind", "said"),
+    ("architecture", "kind", "tensor", "said"),
     [
-        ("bert", "F32", "is not a checkpoint that can be read: GGUF model with architecture bert is not supported"),
-        ("gpt2", "F32", "unknown model family 'gpt2'; known: bert, camembert, distilbert, exported,"),
-        ("llama", "Q8_K", "cannot be loaded: Dequantization for Q8_K is not yet implemented"),
+        ("bert", "F32", "x", "that can be read: GGUF model with architecture bert is not supported"),
+        ("gpt2", "F32", "x", "unknown model family 'gpt2'; known: bert, camembert, distilbert, exported,"),
+        ("llama", "F32", "rope_freqs.weight", "model.gguf has rope_freqs.weight: scaled positions and biases are not"),
+        ("llama", "F32", "blk.0.attn_q.bias", "model.gguf has blk.0.attn_q.bias: scaled positions and biases are not"),
+        ("llama", "Q8_K", "token_embd.weight", "cannot be loaded: Dequantization for Q8_K is not yet implemented"),
     ],
-    ids=["an unknown architecture", "one that is none of ours", "a quantisation"],
+    ids=["an unknown architecture", "one that is none of ours", "scaled positions", "biases", "a quantisation"],
 )
-def test_a_file_of_another_make_is_refused_by_its_name(architecture: str, kind: str, said: str, tmp_path: Path) -> None:
+def test_a_file_of_another_make_is_refused_by_its_name(
+    architecture: str, kind: str, tensor: str, said: str, tmp_path: Path
+) -> None:
     with pytest.raises(ModelFolderError, match=said):
-        load_pretrained(written(tmp_path / "model.gguf", architecture, kind))
+        load_pretrained(written(tmp_path / "model.gguf", architecture, kind, tensor))
 
 
 def test_a_broken_or_truncated_file_is_refused(tmp_path: Path) -> None:
