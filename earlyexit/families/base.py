@@ -132,6 +132,10 @@ class Pretrained:
     """Labels in the order of the head's outputs; None if the checkpoint does not name them. They are then sorted."""
     codec: NamedSpec | None = None
     """The codec of the inputs; None if it is chosen by the data."""
+    start: int | None = None
+    """The first token of the answers of an encoder-decoder; None for other networks."""
+    ignored: tuple[str, ...] = ()
+    """Settings of a decoder's `generation_config.json` that change answers in `transformers`, but not here."""
 
 
 class Family:

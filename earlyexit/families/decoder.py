@@ -308,15 +308,36 @@ _BEHIND = TensorSpec(name="behind", shape=(), dtype="int32", below=1)
 """One number per input: how many of its first rows came from another replica, for tokens that left there."""
 
 
+IGNORED = {
+    "begin_suppress_tokens": [], "encoder_no_repeat_ngram_size": 0, "forced_bos_token_id": None, "min_length": 0,
+    "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beams": 1, "repetition_penalty": 1, "sequence_bias": {},
+}  # fmt: skip
+"""Unsupported settings of `transformers` for greedy answers, with values that, like None, change nothing."""
+
+
 def pretrained(
-    backbone: DecoderBackbone, state: Mapping[str, Tensor], head_VD: Tensor, bias_V: Tensor | None = None
+    backbone: DecoderBackbone, state: Mapping[str, Tensor], hf_model: Any, head_VD: Tensor, bias_V: Tensor | None = None
 ) -> Pretrained:
-    """Returns the backbone with a state dict loaded, and the head over its vocabulary."""
+    """Returns the backbone with a state dict loaded, the head over its vocabulary, and settings of `hf_model`.
+
+    Raises ModelFolderError for an encoder-decoder whose answers have no first token.
+    """
     backbone.load_state_dict(dict(state))
+    config, settings = hf_model.config, hf_model.generation_config
+    words = [*(settings.bad_words_ids or ()), *([token] for token in settings.suppress_tokens or ())]
+    ignored = [name for name, neutral in IGNORED.items() if getattr(settings, name, None) not in (None, neutral)]
+    ignored += ["bad_words_ids"] if any(len(tokens) > 1 for tokens in words) else []
+    if never := [tokens[0] for tokens in words if len(tokens) == 1]:  # such as Marian's padding
+        bias_V = head_VD.new_zeros(len(head_VD)) if bias_V is None else bias_V
+        bias_V = bias_V.index_fill(0, torch.tensor(never), -torch.inf)
+    start = settings.decoder_start_token_id
+    start = getattr(config, "decoder_start_token_id", None) if start is None else start
+    if config.is_encoder_decoder and start is None:
+        raise ModelFolderError("an encoder-decoder needs decoder_start_token_id, the first token of answers")
     head = {"classifier.weight": head_VD} | ({} if bias_V is None else {"bias_V": bias_V})
     style: RampStyle = "vocabulary" if bias_V is None else "vocabulary-bias"
     final = FinalHead(style=style, pooling="last", num_outputs=len(head_VD), weights=head)
-    return Pretrained(backbone=backbone, head=final, label_names=None)
+    return Pretrained(backbone=backbone, head=final, label_names=None, start=start, ignored=tuple(ignored))
 
 
 class Llama(Family):
@@ -330,6 +351,7 @@ class Llama(Family):
         if not hasattr(hf_model, "lm_head"):
             raise ModelFolderError("a Llama without a head over its vocabulary cannot generate")
         config, weights = hf_model.config, hf_model.state_dict()
+        words_VD, head_VD = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
         rotary = config.rope_parameters
         if rotary["rope_type"] != "default":
             raise ModelFolderError(f"rope_type must be 'default', not {rotary['rope_type']!r}")
@@ -346,11 +368,11 @@ class Llama(Family):
             max_length=config.max_position_embeddings,
             rotary_base=float(rotary["rope_theta"]),
             norm_eps=config.rms_norm_eps,
-            tied=config.tie_word_embeddings,
+            tied=words_VD.equal(head_VD),  # a checkpoint may have both weights, although its configuration ties them
         )
         whole = {"word.weight": ("model.embed_tokens.weight",), "norm.weight": ("model.norm.weight",)}
         names = names_in_blocks("blocks.{}", "model.layers.{}", sizes.num_blocks, LLAMA_PARTS) | whole
-        return pretrained(DecoderBackbone(sizes), renamed(weights, names), weights["lm_head.weight"])
+        return pretrained(DecoderBackbone(sizes), renamed(weights, names), hf_model, head_VD)
 
 
 LLAMA_PARTS = {

@@ -354,7 +354,7 @@ class T5(Family):
                 values[:width] *= config.d_kv**0.5
         if tied:
             state["word.weight"] = words_VD * scale
-        return pretrained(Seq2SeqBackbone(sizes), state, head_VD * scale)
+        return pretrained(Seq2SeqBackbone(sizes), state, hf_model, head_VD * scale)
 
 
 def _t5_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
@@ -437,6 +437,4 @@ class Marian(Family):
         names |= names_in_blocks("encoder.{}", "model.encoder.layers.{}", sizes.num_encoder_blocks, MARIAN_PARTS, kinds)
         names["word.weight"] = ("model.decoder.embed_tokens.weight",)
         bias_V = weights["final_logits_bias"][0].clone()
-        bad_words = hf_model.generation_config.bad_words_ids or ()
-        bias_V[[tokens[0] for tokens in bad_words if len(tokens) == 1]] = -torch.inf  # padding is never generated
-        return pretrained(Seq2SeqBackbone(sizes), renamed(weights, names), head_VD, bias_V)
+        return pretrained(Seq2SeqBackbone(sizes), renamed(weights, names), hf_model, head_VD, bias_V)

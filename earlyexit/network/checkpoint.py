@@ -206,20 +206,6 @@ def end_ids(source: str) -> tuple[int, ...]:
     return tuple(sorted(token for token in token_ids if token is not None))
 
 
-def start_id(source: str) -> int | None:
-    """Returns the first token of the answers of an encoder-decoder's checkpoint; None for other checkpoints.
-
-    Raises ModelFolderError for an encoder-decoder without it.
-    """
-    from transformers import AutoConfig
-
-    location, file = _location(source)
-    config = AutoConfig.from_pretrained(location, **file)
-    if config.is_encoder_decoder and config.decoder_start_token_id is None:
-        raise ModelFolderError(f"{source!r} needs decoder_start_token_id, the first token of answers")
-    return config.decoder_start_token_id if config.is_encoder_decoder else None
-
-
 def add_ramps(
     pretrained: Pretrained,
     *,

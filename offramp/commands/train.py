@@ -20,12 +20,12 @@ from earlyexit.codecs.base import Codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.data.rows import IMAGE, PAIR, TEXT, LabelledRows, write_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.families.base import Backbone, Pretrained
+from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.named import NamedSpec, is_own
 from earlyexit.network.boundary import Boundary, Encoded, check_fit, takes_images
-from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, end_ids, load_pretrained, start_id
+from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, end_ids, load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, ModelFolder, chain_card, read_card, save_model
 from earlyexit.tasks import find_task
@@ -65,6 +65,8 @@ def train(
     """
     with replacing_model(out) as folder:
         model, options = _build_model(job, data, progress)
+        if ignored := model.info.provenance.get("ignored"):
+            on_warning(f"{job.backbone}: answers do not follow {', '.join(ignored)} of its generation_config.json")
         codec, task = load_codec(model.info.codec, job, folder), model.task
         if isinstance(task, TokenTask):
             _train_on_tokens(model, codec, data, job, options)
@@ -171,15 +173,13 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
     """Returns the model before training, with new weights drawn by the seed, and the options of training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        by_data = job.task in BY_DATA and data.are_labelled
-        early = task_for(job, data, ()) if by_data else None  # checks the labels before a network is loaded
+        early = task_for(job, data, ()) if job.task in BY_DATA and data.are_labelled else None  # before any network
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         backbone, ramps = pretrained.backbone, ramp_options(job)
         if job.task == TOKEN:
-            task, ramps, codec = _parts_of_decoder(job, backbone, ramps)
+            task, ramps, codec = _parts_of_decoder(job, pretrained, ramps)
             options = training_options(job, TOKEN_OPTIONS, progress=progress)
-            facts: dict[str, Any] = {"answers": job.answers, "chat": job.chat}
-            facts |= {} if job.epochs is None else {"epochs": job.epochs}
+            facts: dict[str, Any] = {"answers": job.answers, "chat": job.chat, "ignored": [*pretrained.ignored]}
         else:
             if data.are_labelled:
                 task = early or task_for(job, data, backbone.inputs)
@@ -190,9 +190,8 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
             options = training_options(job, _default_options(job, task, pretrained), progress=progress)
             of_checkpoint = pretrained.codec if job.codec is None else None
             codec = of_checkpoint or codec_for(job, backbone.inputs, data, longest=backbone.max_length)
-            dtype = {} if job.dtype == "float32" else {"dtype": job.dtype}
-            trained = {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
-            facts = {"joint": job.joint, "imitate": job.imitate or not job.joint} | trained | dtype
+            facts = {"joint": job.joint, "imitate": job.imitate or not job.joint, "dtype": job.dtype}
+        facts |= {name: getattr(options, name) for name in ("epochs", "batch", "learning_rate")}
         facts = provenance(backbone=job.backbone, data=job.source, rows=len(data), **facts, seed=job.seed)
         model = add_ramps(
             pretrained, name=job.name, family=family, codec=codec, task=task, ramps=ramps, provenance=facts
@@ -202,8 +201,9 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
     return model, options
 
 
-def _parts_of_decoder(job: TrainJob, backbone: Backbone, ramps: RampOptions) -> tuple[Task, RampOptions, NamedSpec]:
+def _parts_of_decoder(job: TrainJob, given: Pretrained, ramps: RampOptions) -> tuple[Task, RampOptions, NamedSpec]:
     """Returns the task, the ramps and the codec of a decoder; raises ModelFolderError or InputError if it has none."""
+    backbone = given.backbone
     if not isinstance(backbone, DecoderBackbone):
         raise ModelFolderError(f"{job.backbone} is not a decoder: --task token is for models that generate")
     if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
@@ -212,7 +212,7 @@ def _parts_of_decoder(job: TrainJob, backbone: Backbone, ramps: RampOptions) -> 
     if style not in DECODER_STYLES:
         raise InputError(f"--ramp-style {style}: the ramps of a decoder must be {' or '.join(DECODER_STYLES)}")
     ramps = replace(ramps, style=style, pooling="last", at=ramps.at or default_ramps(backbone.num_blocks))
-    task = TokenTask(backbone.config.vocab_size, end_ids(job.backbone), start_id(job.backbone))
+    task = TokenTask(backbone.config.vocab_size, end_ids(job.backbone), given.start)
     return task, ramps, {"name": PromptCodec.name, "max_length": job.max_length or backbone.max_length}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from earlyexit.named import Fill
 from earlyexit.network.boundary import PackedArray, Segment, WirePiece, entry_piece
-from earlyexit.network.checkpoint import load_pretrained, start_id
+from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.model import Cut, EarlyExitModel, arbitrary_tensors, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model, save_model
@@ -33,6 +34,7 @@ from tests.earlyexit.families.decoders import (
     decoder,
     held,
     hf_decoder,
+    model_of,
     say,
     sequence,
 )
@@ -265,7 +267,11 @@ def answering(theirs: Any) -> EarlyExitModel:
 
 @pytest.fixture(scope="module")
 def greedily(theirs: Any, kind: str) -> list[list[int]]:
-    """Twelve tokens of each answer, by `transformers`, one at a time."""
+    return by_transformers(theirs, kind)
+
+
+def by_transformers(theirs: Any, kind: str) -> list[list[int]]:
+    """Twelve tokens of each answer, one at a time."""
     if kind != "llama":
         return answers_of(theirs, SOURCES, 12)
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -352,16 +358,25 @@ def test_saved_models_are_equal(
     assert answers(sequences) == greedily
 
 
-def test_a_checkpoints_folder_is_read_and_says_what_answers_start_with(
-    answering: EarlyExitModel, theirs: Any, kind: str, tmp_path: Path
+def test_a_checkpoint_is_read_with_its_settings(
+    answering: EarlyExitModel, theirs: Any, kind: str, greedily: list[list[int]], tmp_path: Path
 ) -> None:
+    theirs = deepcopy(theirs)
+    theirs.config.tie_word_embeddings |= kind == "llama"  # its weights are not tied, whatever the configuration says
+    settings = theirs.generation_config
+    settings.decoder_start_token_id = None if kind == "llama" else 9
+    settings.suppress_tokens, settings.bad_words_ids = [greedily[0][1]], [[greedily[1][2]]]
+    expected = by_transformers(theirs, kind)
+    settings.bad_words_ids += [[8, 9]]
+    settings.update(repetition_penalty=1.5, forced_bos_token_id=0, min_length=0)
     theirs.save_pretrained(tmp_path)
     pretrained, family = load_pretrained(str(tmp_path))
-    assert family == answering.info.family
-    assert start_id(str(tmp_path)) == START[kind]
+    assert pretrained.ignored == ("forced_bos_token_id", "repetition_penalty", "bad_words_ids")
     ours = answering.backbone.state_dict()
     assert all(values.equal(ours[name]) for name, values in pretrained.backbone.state_dict().items())
-    assert pretrained.head is not None
+    sequences = {n: sequence(source, start=pretrained.start) for n, source in enumerate(SOURCES, 1)}
+    Handfuls(model=model_of(pretrained, ramps=(1, 2), family=family)).run(sequences)
+    assert answers(sequences) == expected != greedily
 
 
 def _see(answering: EarlyExitModel, number: int, of: TokenSequence, tokens: list[int]) -> None:

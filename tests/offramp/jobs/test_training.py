@@ -136,12 +136,15 @@ def test_a_training_set_without_a_class_is_refused(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "m/model.json").exists()
 
 
-def test_a_decoder_of_one_block_gets_no_ramps(tmp_path: Path) -> None:
-    hf_decoder(num_hidden_layers=1).save_pretrained(tmp_path / "one")
+def test_a_decoder_of_one_block_gets_no_ramps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decoder = hf_decoder(num_hidden_layers=1)
+    decoder.generation_config.repetition_penalty = 1.2
+    decoder.save_pretrained(tmp_path / "one")
     byte_tokenizer().save(str(tmp_path / "one" / "tokenizer.json"))
     (tmp_path / "texts.txt").write_text("ab\nba\n", encoding="utf-8")
     assert run("train", "--backbone", tmp_path / "one", "--data", tmp_path / "texts.txt", "--out", tmp_path / "m") == 0
     assert (read_card(tmp_path / "m").num_blocks, read_card(tmp_path / "m").ramps) == (1, ())
+    assert "answers do not follow repetition_penalty of its generation_config.json" in capsys.readouterr().err
 
 
 IMAGE = (TensorSpec(name="image", shape=(24, 32, 3), dtype="uint8"),)

@@ -238,22 +238,17 @@ async def test_the_openai_package_reads_whole_answers_streams_models_and_errors(
                 pass
 
 
-@pytest.mark.parametrize("name", ["CompletionBody", "ChatBody", "GenerateBody"])
-async def test_the_schema_describes_every_parameter_of_an_example_body(teller: Teller, name: str) -> None:
-    async with client_of(teller) as client:
-        schema = (await client.get("/openapi.json")).json()["components"]["schemas"][name]
-    assert [field for field, each in schema["properties"].items() if not each.get("description")] == []
-    assert schema["examples"]
-
-
 def test_a_service_that_starts_names_the_command_of_its_model() -> None:
     assert example_of(tales()).startswith("offramp generate ")
     assert example_of(a_card()).startswith("offramp predict ")
 
 
-async def test_openapi_has_the_defaults_of_generation(teller: Teller) -> None:
+async def test_openapi_describes_every_parameter_and_has_the_defaults(teller: Teller) -> None:
     async with client_of(teller) as client:
         schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    for body in (schemas[name] for name in ("CompletionBody", "ChatBody", "GenerateBody")):
+        assert body["examples"]
+        assert [field for field, each in body["properties"].items() if not each.get("description")] == []
     defaults = {
         name: {field: each["default"] for field, each in schemas[name]["properties"].items() if "default" in each}
         for name in ("CompletionBody", "ChatBody", "GenerateParameters")
