@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.named import import_own, in_one_line
 from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec, entry_piece, mismatch
@@ -47,10 +47,6 @@ class Tolerance:
     """Lower bound of the magnitude of a column."""
 
 
-class TrialError(Exception):
-    """An input's values depend on its batch. The message has place and size, but not the network's name."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """The values of one batch in a network: before block 0, and after each block."""
@@ -59,15 +55,24 @@ class Trial:
     after: tuple[Tensors, ...]
 
 
+LENGTHS = (2, 7, 4)
+"""Lengths of random inputs in tokens. They differ, so that all but the longest input are padded."""
+TOLERANCE = Tolerance(answer=1e-4, inside=1e-4, least_range=1.0)
+"""A different order of summation causes deviations of about 1e-6."""
+
+
 @torch.inference_mode()
 def check_alone(
-    backbone: Backbone, batches: Sequence[Sequence[int]], tolerance: Tolerance, rows: Sequence[Encoded] = ()
+    backbone: Backbone,
+    rows: Sequence[Encoded] = (),
+    batches: Sequence[Sequence[int]] = (LENGTHS,),
+    tolerance: Tolerance = TOLERANCE,
 ) -> list[Trial]:
     """Runs batches of random inputs and compares with each input alone. `batches`: the lengths of inputs in tokens.
 
     If inputs have no tokens, and the number of inputs affects rounding beyond `tolerance`, then the answers to `rows`,
-    the user's own inputs, must stay within `ROUNDED`. Raises TrialError if inputs of a batch depend on each other, if
-    rounding changes the answers to `rows` too much, and if it must be checked but `rows` is empty.
+    the user's own inputs, must stay within `ROUNDED`. Raises GraphError that names the block if inputs of a batch
+    depend on each other, if rounding changes the answers to `rows` too much, and if they must be checked but are empty.
     """
     training = backbone.training
     backbone.eval()
@@ -80,7 +85,7 @@ def check_alone(
         if difference is None:
             continue
         if backbone.max_length > 1 or _depends_on_others(backbone, values, trials[-1]):
-            raise TrialError(difference)
+            raise GraphError(f"{difference}; padding and other inputs must not change an input's values")
         _check_rows(backbone, rows, difference, tolerance.least_range)
     backbone.train(training)
     return trials
@@ -117,7 +122,7 @@ def _run(backbone: Backbone, values: Tensors, layout: Layout) -> Trial:
     for block, tensors in enumerate(after, start=-1):
         for tensor in tensors:
             if len(tensor) not in (layout.num_tokens, layout.num_inputs):
-                raise TrialError(
+                raise GraphError(
                     f"{named(block)} returns {len(tensor)} rows for {layout.num_inputs} inputs of {layout.num_tokens} "
                     "tokens; one row per input, or one per token, is needed"
                 )
@@ -179,14 +184,14 @@ def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial) -> 
 
 
 def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, least_range: float) -> None:
-    """Raises TrialError unless the answers to some rows are nearly the same alone and together."""
+    """Raises GraphError unless the answers to some rows are nearly the same alone and together."""
     problem = f"{difference}: the number of inputs in a batch affects the rounding"
     if not rows:
-        raise TrialError(
+        raise GraphError(
             f"{problem} of random inputs; provide rows of your own, as with `offramp inject --data`, to check answers"
         )
     if mistake := mismatch(backbone.inputs, rows[0]):
-        raise TrialError(mistake)
+        raise GraphError(mistake)
     sample = rows[:: max(1, len(rows) // MOST_ROWS)][:MOST_ROWS]
     for start in range(0, len(sample), ROWS_TOGETHER):
         piece = entry_piece("", sample[start : start + ROWS_TOGETHER])
@@ -195,16 +200,10 @@ def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, le
         for k, answers in enumerate(together.after[-1]):
             excess = beyond(answers, torch.cat([trial.after[-1][k] for trial in alone]), ROUNDED, least_range)
             if excess is not None:
-                raise TrialError(
+                raise GraphError(
                     f"{problem}, and changes the answers to rows of the data {excess}; export the model with operators "
                     "that round less, such as LayerNormalization (opset 17) instead of a variance in one pass"
                 )
-
-
-LENGTHS = (2, 7, 4)
-"""Lengths of random inputs in tokens. They differ, so that all but the longest input are padded."""
-TOLERANCE = Tolerance(answer=1e-4, inside=1e-4, least_range=1.0)
-"""A different order of summation causes deviations of about 1e-6."""
 
 
 class OwnBackbone(Backbone):
@@ -265,7 +264,7 @@ class PaddedBackbone(OwnBackbone):
     `embed(token_ids_BT, mask_BT)` returns the hidden state (B, T, ...) before the first block. `block(hidden, mask_BT)`
     returns the hidden state after a block, whose trailing shape may change from block to block. The mask is True for
     tokens and False for padding. Ids of padding are 0, and its hidden states are arbitrary. Padding must not influence
-    tokens: an input's answer must not depend on the lengths of other inputs. `check_own` tests this.
+    tokens: an input's answer must not depend on the lengths of other inputs. `check_alone` tests this.
     """
 
     def __init__(
@@ -328,24 +327,11 @@ class OwnFamily(Family):
         return backbone
 
     def pretrained(self) -> Pretrained:
-        """Returns the network from which training starts. Raises ModelFolderError as `check_own` does."""
+        """Returns the network from which training starts. Raises GraphError as `check_alone` does."""
         backbone = self.build({})
         with in_one_line(f"network {self.name!r} fails on random inputs"):
-            check_own(backbone)
+            check_alone(backbone)
         return Pretrained(backbone=backbone, head=None, label_names=None)
-
-
-def check_own(backbone: Backbone, rows: Sequence[Encoded] = ()) -> None:
-    """Raises ModelFolderError that names the block if an input's values depend on other inputs of its batch.
-
-    `rows`: the user's own inputs; see `check_alone`.
-    """
-    try:
-        check_alone(backbone, [LENGTHS], TOLERANCE, rows)
-    except TrialError as error:
-        raise ModelFolderError(
-            f"{error}; padding and other inputs must not change an input's values: mask_BT is True for tokens"
-        ) from error
 
 
 def _as_tuple(hidden: Tensor | Tensors) -> Tensors:

@@ -22,7 +22,7 @@ from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.base import Backbone
-from earlyexit.families.own import Tolerance, TrialError, beyond, check_alone, examples, layout_of
+from earlyexit.families.own import Tolerance, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.dataflow import SHAPE, layout_role
 from earlyexit.foreign.model import SURE, Divisible
 from earlyexit.foreign.onnx_backbone import (
@@ -137,10 +137,7 @@ class DivisibleGraph(OnnxModel, Divisible):
 
     def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
         assert isinstance(backbone, OnnxBackbone)
-        try:
-            trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
-        except TrialError as error:
-            raise GraphError(str(error)) from error
+        trials = check_alone(backbone, rows, batches=[LENGTHS[:count] for count in BATCHES], tolerance=TOLERANCE_ALONE)
         types = {each.dtype for cut in backbone.config.cuts for each in cut}
         allowed = TOLERANCE_OF_CUTS * (100 if "float16" in types else 1)  # three digits instead of seven
         for trial in trials:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from io import StringIO
 from itertools import chain, pairwise
 from math import inf
 from operator import attrgetter
@@ -29,7 +31,7 @@ from torch.utils import _pytree as pytree
 from earlyexit.data.rows import PAIR
 from earlyexit.errors import GraphError, ModelFolderError, first_line
 from earlyexit.families.base import Backbone
-from earlyexit.families.own import check_own
+from earlyexit.families.own import check_alone
 from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, Site, check_operator, kind_of, with_shares
 from earlyexit.foreign.model import SURE, TEXT_LENGTH, Divisible
 from earlyexit.foreign.torch_backbone import (
@@ -145,11 +147,11 @@ class TorchModel(Divisible):
 
     def compare(self, backbone: Backbone, rows: Sequence[Encoded]) -> None:
         """Also raises GraphError if the module needs other masks, positions or token types than those that are fed."""
-        self._check_examples(backbone)
         try:
-            check_own(backbone, rows)
+            self._check_examples(backbone)
+            check_alone(backbone, rows)
         except (RuntimeError, IndexError) as error:
-            raise GraphError(f"{self.name} does not take any number of inputs: {first_line(error)}") from error
+            raise GraphError(f"{self.name} cannot be run in blocks: {first_line(error)}") from error
 
     @cached_property
     def codec_inputs(self) -> tuple[str, ...]:
@@ -293,11 +295,7 @@ class TorchModel(Divisible):
             layout.unpad(self.examples[name][:, : layout.longest]) if spec.per_token else self.examples[name]
             for name, spec in zip(self.codec_inputs, backbone.inputs, strict=True)
         )
-        try:
-            [result] = backbone.run_blocks(0, backbone.num_blocks, backbone.embed(inputs, layout), layout)
-        except (RuntimeError, IndexError) as error:
-            reason = first_line(error)
-            raise GraphError(f"{self.name} cannot be run on its own examples in blocks: {reason}") from error
+        [result] = backbone.run_blocks(0, backbone.num_blocks, backbone.embed(inputs, layout), layout)
         if result.shape != expected.shape or not torch.allclose(result, expected, TOLERANCE, TOLERANCE, equal_nan=True):
             fed = f"; the blocks do not use its examples of {', '.join(self._layout)}: {FED}" if self._layout else ""
             raise GraphError(f"{self.name} returns other answers for its own examples in blocks than uncut{fed}")
@@ -345,25 +343,22 @@ def read_torch(name: str, *, tokens: bool = True) -> TorchModel:
     return TorchModel(name=name, module=module, values=tensors, flow=flow)
 
 
-_Arguments = tuple[Tensor, ...] | dict[str, Tensor]
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _call_user_function(name: str) -> tuple[nn.Module, _Arguments]:
     """Returns the checked results of the user's function."""
     function = import_own(name, called="network")
-    needed = "a function without arguments that returns (module, example inputs) is needed"
     try:
-        network, example_inputs = function()
+        network, given = function()
     except Exception as error:  # the user's function may raise any error
-        raise GraphError(f"{name}: {first_line(error)}; {needed}") from error
-    if isinstance(example_inputs, Tensor):
-        example_inputs = (example_inputs,)
-    if not isinstance(example_inputs, Mapping | tuple | list):
-        raise GraphError(f"{name} returns {type(example_inputs).__name__} as example inputs; {needed}")
-    arguments = dict(example_inputs) if isinstance(example_inputs, Mapping) else tuple(example_inputs)
-    tensors = tuple(arguments.values()) if isinstance(arguments, dict) else arguments
+        raise GraphError(f"{name}: {first_line(error)}; it must return (module, example inputs)") from error
+    positional = tuple(given) if isinstance(given, list | tuple) else (given,)
+    arguments: _Arguments = ((), dict(given)) if isinstance(given, Mapping) else (positional, {})
+    tensors = pytree.tree_leaves(arguments)
     if not isinstance(network, nn.Module) or not tensors or not all(isinstance(each, Tensor) for each in tensors):
-        raise GraphError(f"{name} returns {type(network).__name__}; a torch module and example tensors are needed")
+        found = f"{type(network).__name__} and {type(given).__name__}"
+        raise GraphError(f"{name} returns {found}; a torch module and example tensors are needed")
     rows = {each.shape[0] if each.dim() else 0 for each in tensors}
     if len(rows) > 1 or min(rows) < 2:  # torch.export would treat a batch size of 1 as a constant
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
@@ -376,38 +371,60 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments, *, tokens: boo
 
     It has no in-place writes, and no operators that only check inputs.
     """
-    positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
-    tensors = pytree.tree_leaves(arguments) if tokens else ()
-    shapes = {each.shape for each in tensors if each.dim() == 2 and not each.is_floating_point()}
-    batch, length = {0: torch.export.Dim.DYNAMIC}, {1: torch.export.Dim.AUTO}
-    axes = pytree.tree_map(lambda each: batch | length if each.shape in shapes else batch, arguments)
+    tensors = pytree.tree_leaves(arguments)
+    shapes = {each.shape for each in tensors if tokens and each.dim() == 2 and not each.is_floating_point()}
+    axes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call] # by tensor, for `forward(*args)`
+    for each in tensors:
+        axes[each] = {0: torch.export.Dim.DYNAMIC} | ({1: torch.export.Dim.AUTO} if each.shape in shapes else {})
     try:
-        with warnings.catch_warnings():
-            # A warning of torch about its own code.
-            warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
-            program = torch.export.export(network, positional, named, dynamic_shapes=axes)
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):  # torch prints the graph of a failed export
+            warnings.simplefilter("ignore")  # about torch's own code, such as LSTM's
+            program = torch.export.export(network, *arguments, dynamic_shapes=axes)
             module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:  # tracing a user's module may raise any error
-        reason = f"torch.export: {first_line(error)}"
-        raise GraphError(f"{name} cannot be traced with a dynamic batch size: {reason}") from error
+        advice = "return a module that takes and returns tensors only, and does not branch on their values"
+        raise GraphError(f"{name} cannot be traced for any number of inputs: {first_line(error)}; {advice}") from error
     assert isinstance(module, fx.GraphModule)
     for node in reversed(module.graph.nodes):
-        if node.target is torch.ops.aten.view.default:  # the strides of its input depend on the device's kernels
-            node.target = torch.ops.aten.reshape.default
-        if not node.users and base_name(node).startswith(("_guards", "_assert")):
+        if node.target is aten.view.default:  # the strides of its input depend on the device's kernels
+            node.target = aten.reshape.default
+        if not node.users and base_name(node).startswith(("_guards", "_assert", "copy_")):  # copy_ writes to a buffer
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
+    _check_trace(name, network, module, arguments, shapes)
     return module
+
+
+def _check_trace(name: str, network: Any, module: fx.GraphModule, arguments: _Arguments, texts: set[Any]) -> None:
+    """Raises GraphError if a module and its trace differ for other sizes. `texts`: the shapes (B, T) of tokens."""
+    shapes = [node.meta["val"].shape for node in module.graph.nodes if node.op == "placeholder"]
+    has_lengths = any(_symbol(size) is not None for shape in shapes for size in shape[1:2])
+
+    def resized(example: Tensor, *, count: int, length: int) -> Tensor:
+        rows = example[torch.arange(count) % len(example)]
+        return rows[:, torch.arange(length) % rows.shape[1]] if has_lengths and example.shape in texts else rows
+
+    for count, length in ((3, 1), (5, 4), (7, 8)):
+        positional, named = pytree.tree_map(partial(resized, count=count, length=length), arguments)
+        try:
+            expected = pytree.tree_leaves(network(*positional, **named))
+        except Exception:  # it may need more tokens
+            continue
+        try:
+            result = pytree.tree_leaves(module(*positional, **named))
+            torch.testing.assert_close(result, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        except (AssertionError, RuntimeError) as error:
+            reason = f"forward must not branch on sizes, draw random numbers or change buffers ({first_line(error)})"
+            raise GraphError(f"{name} and its traced graph differ for {count} inputs: {reason}") from error
 
 
 def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[str, Tensor]:
     """Returns the example inputs by the names of the graph's inputs, in their order. Removes unused inputs."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    if isinstance(arguments, dict):
-        examples = {node.name: arguments[node.target] for node in inputs if node.target in arguments}
-    else:
-        examples = {node.name: value for node, value in zip(inputs, arguments, strict=False)}
+    positional, named = arguments
+    examples = {node.name: value for node, value in zip(inputs, pytree.tree_leaves(positional), strict=False)}
+    examples |= {node.name: named[node.target] for node in inputs if node.target in named}
     for node in (each for each in inputs if each.name not in examples):
         if node.users:
             raise GraphError(f"{name} needs {node.name!r}, which its example inputs do not have")

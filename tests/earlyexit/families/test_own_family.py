@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.queue import Attention
-from earlyexit.errors import ModelFolderError, PlanError
+from earlyexit.errors import GraphError, ModelFolderError, PlanError
 from earlyexit.families import FILES
 from earlyexit.families.base import Backbone, FinalHead, Pretrained
-from earlyexit.families.own import PaddedBackbone, TensorBackbone, check_own
+from earlyexit.families.own import PaddedBackbone, TensorBackbone, check_alone
 from earlyexit.network.boundary import Encoded, Segment, Split, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, load_pretrained
 from earlyexit.network.layers import ReorderedLinear, reorder_linears, torch_segments
@@ -123,7 +123,7 @@ def test_boundaries_are_found_by_a_run_that_does_not_change_statistics() -> None
     assert model.max_length == 1
     backbone = build_convolutions().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    check_own(backbone)
+    check_alone(backbone)
     assert backbone.boundary(3)[0].shape == (10,)
     assert backbone.training
     assert all(tensor.equal(before[name]) for name, tensor in backbone.state_dict().items())
@@ -187,8 +187,8 @@ def of_numbers(count: int) -> list[Encoded]:
     ],
 )
 def test_a_network_with_other_numbers_of_rows_is_refused(backbone: Callable[[], Backbone], message: str) -> None:
-    with pytest.raises(ModelFolderError, match=message):
-        check_own(backbone())
+    with pytest.raises(GraphError, match=message):
+        check_alone(backbone())
 
 
 def model_of(backbone: TensorBackbone) -> EarlyExitModel:
@@ -198,7 +198,7 @@ def model_of(backbone: TensorBackbone) -> EarlyExitModel:
 
 def test_integers_and_floats_of_the_networks_dtype_may_cross_boundaries() -> None:
     backbone = rows_of_three(counting, counting)
-    check_own(backbone)
+    check_alone(backbone)
     model = model_of(backbone)
     assert [(each.dtype, each.shape) for each in model.takes(1)] == [("float", (3,)), ("int32", ())]
     warm_up = TorchRunner(model, ConfidencePolicy(2.0)).warm_up_pieces(Split(first=1, end=2, batch=4), 4)

@@ -319,10 +319,15 @@ class Applied(nn.Module):
         return self.function(values, *others)
 
 
-def _of_rows(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Applied(function), (torch.randn(2, 3),)
+def _of_rows(function: Callable[..., Tensor], *rows: Tensor) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Applied(function), rows or (torch.randn(2, 3),)
 
 
+windows = partial(_of_rows, lambda ids: ids.float() * (3 if ids.shape[1] % 4 else 2), torch.ones(2, 7).int())
+recurrent = partial(_of_rows, nn.LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3))
+added = partial(_of_rows, torch.add, torch.randn(2, 3), torch.randn(2, 3))
+by_sizes = partial(_of_rows, lambda values: values * 2 if values.shape[0] > 4 else values)
+random = partial(_of_rows, lambda values: F.dropout(values))
 fixed = partial(_of_rows, lambda values: values.reshape(2, -1) * 2)  # takes only batches of two
 mixes = partial(_of_rows, lambda values: values - values.mean(0))  # mixes the inputs of a batch
 branches = partial(_of_rows, lambda values: torch.cond(values.sum() > 0, torch.sin, torch.cos, (values,)))
@@ -364,14 +369,6 @@ def resnet8() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def alone() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Linear(3, 2), (torch.randn(1, 3),)
-
-
-def no_examples() -> nn.Module:
-    return nn.Linear(3, 2)
-
-
-def no_module() -> tuple[int, tuple[Tensor, ...]]:
-    return 3, (torch.randn(2, 3),)
 
 
 def empty_examples() -> tuple[nn.Module, None]:

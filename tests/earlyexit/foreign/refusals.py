@@ -45,7 +45,7 @@ def taken_module(name: str, **codec: int) -> Read:
 
 
 def modules() -> dict[str, Read]:
-    names = ["fixed", "branches", "alone", "no_examples", "empty_examples", "fails", "no_module", "nothing"]
+    names = ["fixed", "branches", "alone", "empty_examples", "fails", "nothing", "windows", "by_sizes", "random"]
     return {
         **{f"module: {name}": module(name) for name in names},
         "module: a cut that forgets a tensor": lambda _: cut_inside_a_block(),

@@ -228,6 +228,13 @@ def test_types_that_torch_does_not_have_are_refused_when_loaded(kept: tuple[Path
         load_model(folder)
 
 
+def test_a_recurrent_layer_and_any_number_of_arguments_are_traced() -> None:
+    assert [foreign.traced(name).codec_inputs for name in ("recurrent", "added")] == [
+        ("values",),
+        ("values", "others_0"),
+    ]
+
+
 def test_a_codec_does_not_provide_masks_and_positions() -> None:
     assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
     graph = replace(foreign.traced("placed_second_texts"), options=ForeignOptions(columns=(TEXT, PAIR)))

@@ -274,18 +274,14 @@ def test_a_model_saved_twice_answers_the_same_and_has_no_weights_of_the_graph(ca
 
 
 @pytest.mark.parametrize("name", ["graph.onnx", "graph.onnx.data"])
-def test_another_graph_or_other_weights_are_refused(case: Case, tmp_path: Path, name: str) -> None:
+def test_a_folder_without_its_graph_or_with_another_one_is_refused(case: Case, tmp_path: Path, name: str) -> None:
     save_model(case.model, tmp_path)
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ModelFolderError, match="are not those of which the model was made"):
         load_model(tmp_path)
-
-
-def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:
-    save_model(case.model, tmp_path)
-    (tmp_path / "graph.onnx").unlink()
-    with pytest.raises(ModelFolderError, match=r"has no graph.onnx, which its network needs"):
+    path.unlink()
+    with pytest.raises(ModelFolderError, match=f"has no {name}, which its network needs"):
         load_model(tmp_path)
 
 
@@ -449,7 +445,7 @@ def test_mixed_inputs_are_refused_for_all_rows(tmp_path: Path, mixing: str) -> N
     zero = "zero = Constant<value = int64 {0}>()"
     graph = numbers_graph(f"{zero} h = Gemm(x, w, b) {mixing} logits = Gemm(m, w, b)")
     alike = [Encoded(1, (np.ones((1, 4), np.float32),))] * 40
-    with pytest.raises(GraphError, match=r"block 0 gives one of 2 inputs other values than alone \([^)]*\)$"):
+    with pytest.raises(GraphError, match=r"block 0 gives one of 2 inputs other values than alone \([^)]*\); pad"):
         taken(graph, tmp_path, rows=alike)
 
 
