@@ -286,8 +286,8 @@ class Roberta(Bert):
     head_parts = ("classifier.dense", "classifier.out_proj")
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
-        if hf_config.pad_token_id is None:
-            raise ModelFolderError("pad_token_id is null; RoBERTa's positions start after it, so a number is needed")
+        if (pad := hf_config.pad_token_id) in (None, hf_config.bos_token_id, hf_config.eos_token_id):
+            raise ModelFolderError(f"pad_token_id is {pad}; RoBERTa's positions need a token that only pads, such as 1")
         return sizes_of(hf_config, position_offset=hf_config.pad_token_id + 1)
 
 

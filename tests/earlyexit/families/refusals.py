@@ -109,6 +109,10 @@ def lacking(name: str, make: Callable[[], Any]) -> Read:
     return read
 
 
+def padded_by(token: int | None) -> Callable[[Path], object]:
+    return lambda _: find_family("roberta").from_transformers(hf_model("roberta", pad_token_id=token))
+
+
 def misfit(noise: float = 0.1, **config: Any) -> Read:
     """A checkpoint whose weights are of another configuration, or no numbers."""
 
@@ -137,9 +141,8 @@ REFUSED: dict[str, Read] = {
     "checkpoint: no numbers": misfit(noise=float("nan")),
     "checkpoint: a decoder": misfit(is_decoder=True),
     "checkpoint: relative positions": misfit(position_embedding_type="relative_key"),
-    "checkpoint: no padding": lambda _: find_family("roberta").from_transformers(
-        hf_model("roberta", pad_token_id=None)
-    ),
+    "checkpoint: no padding": padded_by(None),
+    "checkpoint: padding that begins texts": padded_by(0),
     "weights: no bias": resnet("fc.bias", None),
     "weights: a region's first": resnet("layer2.0.conv1.weight", None),
     "weights: a number": resnet("conv1.weight", torch.tensor(1.0)),

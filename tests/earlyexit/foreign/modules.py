@@ -325,6 +325,7 @@ def _of_rows(function: Callable[..., Tensor], *rows: Tensor) -> tuple[nn.Module,
 
 windows = partial(_of_rows, lambda ids: ids.float() * (3 if ids.shape[1] % 4 else 2), torch.ones(2, 7).int())
 recurrent = partial(_of_rows, nn.LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3))
+empty_examples = partial(tuple, (nn.Linear(3, 2), None))
 added = partial(_of_rows, torch.add, torch.randn(2, 3), torch.randn(2, 3))
 by_sizes = partial(_of_rows, lambda values: values * 2 if values.shape[0] > 4 else values)
 random = partial(_of_rows, lambda values: F.dropout(values))
@@ -369,10 +370,6 @@ def resnet8() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def alone() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Linear(3, 2), (torch.randn(1, 3),)
-
-
-def empty_examples() -> tuple[nn.Module, None]:
-    return nn.Linear(3, 2), None
 
 
 def fails() -> tuple[nn.Module, tuple[Tensor, ...]]:
