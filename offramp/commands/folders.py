@@ -252,8 +252,8 @@ def check_files(folder: Path) -> None:
     from earlyexit.codecs.text import TOKENIZER_FILE, read_tokenizer
 
     weights = sorted(folder.glob("*.safetensors"))
-    if not weights and not [*folder.glob("*.bin")]:
-        raise ModelFolderError(f"{folder} has no weights: neither *.safetensors nor *.bin")
+    if not [*folder.glob("model.safetensors*"), *folder.glob("pytorch_model.bin*")]:  # also the index of several files
+        raise ModelFolderError(f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin")
     for each in weights:
         check_weights(each)
         count = each.stem.partition("-of-")[2]  # in the name of a shard, such as model-00001-of-00002

@@ -80,7 +80,8 @@ def test_a_checkpoint_is_accepted_if_serve_accepts_it(checkpoint: Path, tmp_path
     assert check_target(checkpoint) == (expected, ())
     assert "nor a checkpoint of transformers" in said_of(tmp_path)
     shutil.copy(checkpoint / "config.json", tmp_path)
-    assert said_of(tmp_path) == f"{tmp_path} has no weights: neither *.safetensors nor *.bin"
+    (tmp_path / "training_args.bin").touch()
+    assert said_of(tmp_path) == f"{tmp_path} has no weights: neither model.safetensors nor pytorch_model.bin"
     (tmp_path / "model.safetensors").write_bytes(b"no")
     assert "model.safetensors cannot be read" in said_of(tmp_path)
     shutil.copy(checkpoint / "model.safetensors", tmp_path / "model-00001-of-00002.safetensors")
