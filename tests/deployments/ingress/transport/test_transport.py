@@ -17,7 +17,6 @@ from deployments.ingress.core.inputs import Chains, IngressOptions
 from deployments.ingress.core.routes import KVPlacement
 from deployments.ingress.dispatcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink, ReplicaLinks
 from deployments.local_ray.private import DeploymentHandles
-from deployments.wire import controller_link
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.directory import ReplicaDirectory
 from earlyexit.errors import ControllerUnavailableError, OfframpError, PlanError
@@ -366,7 +365,7 @@ async def test_the_controller_is_called_by_its_deployments_name() -> None:
 
 @pytest.mark.parametrize("reply", ["never", ConnectionError("died")], ids=["mute", "dead"])
 async def test_an_ingress_starts_without_a_controller_that_is_gone(reply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_link, "STARTUP_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("deployments.wire.controller_link.STARTUP_TIMEOUT_S", 0.01)
     assert await link_to(reply).ask_at_startup("current") is None
 
 
