@@ -4,8 +4,9 @@ By Little's law, an input that arrives behind n unanswered inputs waits n / rate
 time as long as the number of unanswered inputs stays below a limit. The first limit follows from the plan's predicted
 rate. The limit is then adjusted by the latencies of inputs that arrived when the service was nearly full: an answer in
 time raises it a little, and a late answer lowers it. In equilibrium, one in eighty of these inputs is late (stochastic
-approximation of a quantile, Robbins and Monro 1951). A stricter limit would refuse more inputs than it saves. The
-limit reacts to any cause of lateness: a lost replica, shared processors, or a plan that predicted too much.
+approximation of a quantile, Robbins and Monro 1951). While few inputs are late and fewer refused, the limit does not
+fall: it would refuse more inputs than it saves. The limit reacts to any cause of lateness: a lost replica, shared
+processors, or a plan that predicted too much.
 
 The limit is in units of cost: the tokens of an input if the plan's batches are limited by tokens, and 1 otherwise. So
 the length of an input counts, both for itself and for inputs behind it. (E3 uses Clockwork's rule, which needs to know
@@ -25,13 +26,13 @@ BURST = 0.3
 """Share of the SLO that the first limit keeps in reserve, because a burst after an idle time must first fill all stages
 one after the other."""
 CONTESTED = 0.5
-"""An input is *contested* if the cost ahead of it was at least this share of the limit. A late input that was not
-contested does not lower the limit, unless more than LATE_SHARE are late. It never does if its own cost is more than
-this share, because then its own length is the cause."""
-LATE_SHARE = 0.01
-"""The largest acceptable share of late inputs."""
+"""An input is *contested* if the cost ahead of it was at least this share of the limit. An uncontested input whose own
+cost is more than this share does not lower the limit if it is late, because its own length is the cause."""
 FALL = 0.02
 """Share of the limit by which a late input lowers it."""
+MOST_LOST = 0.08
+"""The largest share of inputs that may be late or refused without a fall, if more are late than refused. Some inputs
+are late without a queue, too: an SLO may be hardly longer than a slow batch."""
 DEEPEST_FALL = 0.3
 """The largest share by which the limit falls within one SLO. Inputs that are late together usually have one cause, and
 the effect of a lower limit shows after one SLO at the earliest."""
@@ -45,11 +46,13 @@ LEAP = 2.0
 """The largest factor by which the limit rises at the end of a window in which inputs were refused needlessly."""
 SPARE = 0.8
 """Inputs that take less than this share of the usable time have time to spare. A leap raises the limit until the slow
-inputs have none. LATE_SHARE of the inputs is left out, because on shared processors some are slow at any limit."""
+inputs have none."""
+SLOWEST = 0.01
+"""The share of the inputs that is left out of this, because on shared processors some are slow at any limit."""
 WINDOW = (0.25, 4.0)
 """The shortest window between leaps, in seconds and in SLOs. Fewer inputs do not show how slow the slow ones are."""
 FADE = 0.75
-"""The factor by which the counts of late inputs shrink from one window to the next."""
+"""The factor by which the sums of late and refused inputs shrink from one window to the next."""
 PLANNED_SHARE = (1 / 16, 4.0)
 """Bounds of the ratio of the limit to the planned limit that a new plan takes over from the previous plan."""
 
@@ -69,9 +72,8 @@ class Admission:
         self._begin(plan, None)
         self.limit = self._planned
         """The largest cost of all unanswered inputs; infinite while nothing is known about the service."""
-        self._answered = 0.0
-        self._late = 0.0
-        """How many of the answered inputs were late. Both counts fade."""
+        self._answered = self._late = self._refused = 0.0
+        """The cost of answered inputs, of those that were late, and of refused ones. These sums fade."""
         self._lowest = 0.0
         """The limit does not fall below this before `_fall_ends_s`."""
         self._fall_ends_s = -math.inf
@@ -99,7 +101,7 @@ class Admission:
             else:
                 factor = tokens_per_input if self.counts_tokens else 1 / tokens_per_input
             self.limit = max(self._floor, self.limit * factor)
-        self._answered = self._late = 0.0
+        self._answered = self._late = self._refused = 0.0
         # A window of both plans would end while the queues of the new one fill, and latencies are still short.
         self._has_refused, self._took_s = False, []
         self._fall_ends_s = self._window_ends_s = -math.inf  # the lowest limit was one of the previous plan, too
@@ -119,17 +121,19 @@ class Admission:
         if not unanswered or excess <= 0 or unanswered < self._room * share:
             return 0.0
         self._has_refused = True
+        self._refused += cost
         return excess * self._slo_s / self.limit
 
     def answered(self, latency_s: float, ahead: float, cost: float, now_s: float) -> None:
         """Adjusts the limit by the latency of an input that left in the last split; see `Chain.cost_of`."""
         self._end_window(now_s)
-        self._answered += 1
+        self._answered += cost
         contested_cost = CONTESTED * self.limit
         is_contested, is_late = ahead >= contested_cost, latency_s >= self._usable_s
         if is_late and (is_contested or cost <= contested_cost):
-            self._late += 1
-            if is_contested or self._late > LATE_SHARE * self._answered:
+            self._late += cost
+            lost, offered = self._late + self._refused, self._answered + self._refused
+            if lost > MOST_LOST * offered or self._refused >= self._late:
                 self._fall(ahead, now_s)
         elif is_contested:
             self.limit += min(RISE * self.limit, MOST_RISE * cost)
@@ -178,10 +182,10 @@ class Admission:
             return
         took_s, spare_s = sorted(self._took_s), SPARE * self._usable_s
         if self._has_refused and took_s:
-            slow_s = took_s[-1 - int(LATE_SHARE * len(took_s))]  # the slowest, if there are fewer than a hundred
+            slow_s = took_s[-1 - int(SLOWEST * len(took_s))]  # the slowest, if there are fewer than a hundred
             if slow_s < spare_s:
                 self.limit *= min(LEAP, spare_s / slow_s) if slow_s else LEAP
-        self._answered, self._late = FADE * self._answered, FADE * self._late
+        self._answered, self._late, self._refused = FADE * self._answered, FADE * self._late, FADE * self._refused
         self._has_refused, self._took_s = False, []
         seconds, slos = WINDOW
         self._window_ends_s = now_s + max(seconds, slos * self._slo_s)

@@ -112,8 +112,10 @@ ANSWERED = {
     "simultaneous late answers lower it once, by a bounded share": ([(50, 1.2, 60, 0.1)], 1 - DEEPEST_FALL),
     "late answers after one SLO lower it again": ([(50, 1.2, 60, 0.1), (50, 1.2, 60, 1.1)], (1 - DEEPEST_FALL) ** 2),
     "an answer with few inputs ahead has no effect": ([(200, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1.0),
-    "unless too many of these are late": ([(90, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1 - FALL),
-    "answers of the last window count less": ([(120, 0.2, 10, 0.1), (1, 1.2, 10, 4.2)], 1 - FALL),
+    "unless too many of these are late": ([(92, 0.2, 10, 0.1), (9, 1.2, 10, 0.1)], 1 - FALL),
+    "answers of the last window count less": ([(120, 0.2, 10, 0.1), (8, 1.2, 10, 4.2)], 1 - FALL),
+    "8 % may be late": ([(92, 0.85, 60, 0.1), (8, 1.2, 60, 0.1)], (1 + RISE) ** 92),
+    "more may not": ([(92, 0.85, 60, 0.1), (9, 1.2, 60, 0.1)], (1 + RISE) ** 92 * (1 - FALL)),
 }
 
 
@@ -123,6 +125,16 @@ def test_answers_move_the_limit(answers: list[tuple[int, float, int, float]], ti
     for often, latency_s, ahead, at_s in answers:
         for _ in range(often):
             admission.answered(latency_s, ahead, 1, at_s)
+    assert admission.limit == pytest.approx(BEGIN * times)
+
+
+@pytest.mark.parametrize(("refused", "times"), [(3, 1.0), (4, 1 - FALL)])
+def test_few_late_answers_lower_the_limit_only_if_as_many_inputs_were_refused(refused: int, times: float) -> None:
+    admission = known()
+    for latency_s, ahead in (*[(0.2, 10)] * 120, *[(1.2, 60)] * 3):
+        admission.answered(latency_s, ahead, 1, 0.1)
+    assert late(admission, BEGIN, num_inputs=refused) > 0.0
+    admission.answered(1.2, 60, 1, 0.1)
     assert admission.limit == pytest.approx(BEGIN * times)
 
 
@@ -327,7 +339,8 @@ def test_an_input_that_is_late_because_of_its_own_length_does_not_lower_the_limi
     for second in range(20):
         admission.answered(1.2, 0, 2000, float(second))
     assert admission.limit == pytest.approx(ROOM)
-    admission.answered(1.2, 0, 1000, 20.0)  # a shorter input
+    for _ in range(2):
+        admission.answered(1.2, 0, 1000, 20.0)  # a shorter input
     assert admission.limit == pytest.approx(ROOM * (1 - FALL))
 
 
