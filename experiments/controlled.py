@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deployments.controller.act import ControlLoop
-from deployments.controller.observe import Fleet
+from deployments.controller.observe import ServiceFleet
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
@@ -161,7 +161,7 @@ class AcceleratorPool:
         return has_one
 
 
-class SimulatedFleet(Fleet):
+class SimulatedFleet(ServiceFleet):
     """Starts and stops replicas as Serve does: each type gets its number of replicas as accelerators become free.
 
     Broadcasts and reports take no time.

@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from deployments.controller import decide
 from deployments.controller.decide import NewPlan, Outcome, View, due_requests
 from deployments.controller.observe import (
-    Fleet,
     Forecast,
     MakeTuner,
     MissingAccelerators,
     ObservedStream,
+    ServiceFleet,
     Tuning,
     tuner_of,
 )
@@ -93,7 +93,7 @@ class ControlLoop:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: ServiceFleet,
         history: History,
         settings: ControlSettings,
         *,

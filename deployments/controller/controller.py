@@ -14,7 +14,7 @@ from ray import serve
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.description import describe
-from deployments.controller.observe import Fleet, room
+from deployments.controller.observe import ServiceFleet, room
 from deployments.controller.remember import History
 from deployments.local_ray.private import DeploymentHandles, bind_calls, find_applications, scale_deployment
 from deployments.metrics import LazyMetrics
@@ -108,7 +108,7 @@ async def _solve(problem: PlanProblem, strategy: Strategy, time_limit_s: float) 
     return await asyncio.to_thread(solve, problem, strategy, time_limit_s=time_limit_s)
 
 
-class RayFleet(DeploymentHandles, Fleet):
+class RayFleet(DeploymentHandles, ServiceFleet):
     """The ingresses and replicas of one application. Must be used inside a process of the application."""
 
     def __init__(self, settings: ServeSettings) -> None:

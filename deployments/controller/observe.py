@@ -1,6 +1,6 @@
 """The controller's observations: the stream of the last two hours, forecasts from it, and missing accelerators.
 
-This module does not use Ray: the service is behind `Fleet`, and time is passed in.
+This module does not use Ray: the service is behind `ServiceFleet`, and time is passed in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from profiles.forecast import RateForecast, SurvivalForecast
 
 
-class Fleet(Protocol):
+class ServiceFleet(Protocol):
     """The ingresses and replicas of a service. Any method may fail when a process dies; the control loop retries."""
 
     async def scale(self, device: str, replicas: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from unittest import mock
 
 from deployments.controller.act import ControlLoop
-from deployments.controller.observe import Fleet
+from deployments.controller.observe import ServiceFleet
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
@@ -149,7 +149,7 @@ class Trouble:
         return cls(kills, cuts, stalls, flickers, losses, orders, share(0.2), share(0.5), share(0.2), share(1.0))
 
 
-class World(Fleet):
+class World(ServiceFleet):
     """The state of one seed."""
 
     def __init__(self, seed: int) -> None:

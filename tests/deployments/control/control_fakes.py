@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from deployments.controller.act import ControlLoop
-from deployments.controller.observe import Fleet, Forecast, MakeTuner
+from deployments.controller.observe import Forecast, MakeTuner, ServiceFleet
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
@@ -99,7 +99,7 @@ def replica(times: tuple[TimesRun, ...], *, name: str, slot: str = "split-cpu-0"
     return ReplicaReport(replica=name, slot=slot, epoch=epoch, times=times, **others)
 
 
-class FakeFleet(Fleet):
+class FakeFleet(ServiceFleet):
     """A fleet whose replicas start and stop at once. It logs every change."""
 
     def __init__(self, first: PlacedPlan, clock: ManualClock, count: int) -> None:
