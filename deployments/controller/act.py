@@ -194,7 +194,7 @@ class ControlLoop:
             resting = () if hold else self.state.resting
             placed = replace(self.view, state=replace(self.state, resting=resting)).place(plan)
             if not self.view.has_room(placed):
-                raise PlanError(f"the plan needs {dict(placed.occupied)}; available are {self.view.counts}")
+                raise PlanError(f"the plan needs {dict(placed.occupied)}; available are {self.view.accelerators}")
             new = NewPlan(placed=placed, reason="asked", words="an operator's plan")
             await self._apply_plan(new, hold=hold, resting=resting)
             await self._finish_change()
@@ -260,15 +260,15 @@ class ControlLoop:
         now_s, state = self._clock.now_s(), self.state
         available = self._missing.available(capacity, running, state, now_s)
         devices = self.settings.problem.devices.items()
-        counts = {device: min(supply.count, available.get(device, 0)) for device, supply in devices}
+        accelerators = {device: min(supply.count, available.get(device, 0)) for device, supply in devices}
         self._update_view(
             observed_s=now_s,
             ingresses=ingresses,
             replicas=replicas,
-            counts=counts,
+            accelerators=accelerators,
             running=running,
             baseline=self._view.baseline or {report.replica: report for report in replicas},
-            planned_counts=self._view.planned_counts or counts,
+            planned_accelerators=self._view.planned_accelerators or accelerators,
         )
         times = "at_s", "followed_s", "changed_s", "rate_changed_s"
         if future := [name for name in times if getattr(state, name) > now_s]:  # the clock was set back
@@ -303,7 +303,7 @@ class ControlLoop:
             self._log_event("error", f"the observations cannot be used: {error}")
         self.stream.forget(now_s)
         if interval is not None:
-            self.stream.add_counts(interval)
+            self.stream.add_interval(interval)
             self._history.add_counts(interval)
         return reports
 
@@ -341,7 +341,7 @@ class ControlLoop:
             forecast = await self._off_loop(self.stream.forecast, self.state, self._view.observed_s)
         # Also if planning fails, so that the next attempt is in the next period, not at the next tick.
         self.update_state(**decide.ended_rests(self.view), planned_s=self._view.observed_s)
-        self._update_view(forecast=forecast, planned_counts=self._view.counts, problem=corrected)
+        self._update_view(forecast=forecast, planned_accelerators=self._view.accelerators, problem=corrected)
         try:
             with self._timed("solve"):
                 problem, found = await self._propose(forecast)
@@ -365,7 +365,7 @@ class ControlLoop:
         is_lost = not self._view.has_room(self.state.placed)  # then a plan that was rolled back is better than none
         while True:
             state, view, strategy = self.state, self._view, self.settings.strategy
-            counts = view.without_resting(view.counts)
+            counts = view.without_resting(view.accelerators)
             problems = decide.problems_to_solve(self.settings.problem, view.problem, forecast, counts)
             problem, found = await decide.propose(
                 problems, solve, strategy, blamed=state.blamed, reach=forecast.reach, start_cost=view.start_cost
@@ -379,7 +379,7 @@ class ControlLoop:
 
         `changes`: fields of the state that change together with it.
         """
-        before, measured = self.state.placed, total(self.stream.counts(self.state.followed_s))
+        before, measured = self.state.placed, total(self.stream.intervals(self.state.followed_s))
         if measured is not None and not self._view.is_changing:
             seconds, dropped = measured.seconds, sum(measured.drops.values())
             rates = {"offered_rps": measured.arrived / seconds, "goodput_rps": measured.in_slo / seconds}
@@ -538,7 +538,7 @@ class ControlLoop:
             if counts := self._history.counts():
                 self.stream.began_s = counts[0].since_s
             for interval in counts:
-                self.stream.add_counts(interval)
+                self.stream.add_interval(interval)
             for probes in self._history.probes():
                 with suppress(DataError):  # another model had them
                     self.stream.add_probes(probes)

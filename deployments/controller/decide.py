@@ -106,7 +106,7 @@ class View:
     """When the next four fields were collected."""
     ingresses: Sequence[IngressReport] = ()
     replicas: Sequence[ReplicaReport] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
+    accelerators: Mapping[str, int] = field(default_factory=dict)
     """The usable accelerators by type, including those of stragglers."""
     running: Mapping[str, int] = field(default_factory=dict)
     """Replicas that accept calls, by accelerator type."""
@@ -116,7 +116,7 @@ class View:
     """The forecast of the last planning; None before the first planning of this process."""
     problem: PlanProblem
     """The problem of the last planning; before the first, that of the settings."""
-    planned_counts: Mapping[str, int] = field(default_factory=dict)
+    planned_accelerators: Mapping[str, int] = field(default_factory=dict)
     """The usable accelerators by type at the last planning; before the first, at the first tick."""
     failed: int = 0
     """How often a tick has failed since the last change of plan began or ended."""
@@ -173,7 +173,7 @@ class View:
 
     def has_room(self, placed: PlacedPlan) -> bool:
         """Whether the accelerators of a plan are available."""
-        return all(count <= self.counts.get(device, 0) for device, count in placed.occupied.items())
+        return all(count <= self.accelerators.get(device, 0) for device, count in placed.occupied.items())
 
     def uses_current_thresholds(self, plan: Plan) -> bool:
         """Whether a plan uses the controller's current thresholds. An operator's plan may have others."""
@@ -265,7 +265,7 @@ def thresholds_found(view: View) -> Outcome | None:
 def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
     """Whether no input leaves under these thresholds although more inputs arrive than the plan can then serve."""
     plan = view.state.placed.plan
-    recent = total(view.stream.counts(view.state.planned_s)[-RATE_TICKS:])
+    recent = total(view.stream.intervals(view.state.planned_s)[-RATE_TICKS:])
     if not view.tuning.is_safe(thresholds) or recent is None:
         return False
     reach = view.stream.reach(replace(view.state, thresholds=thresholds), view.now_s)
@@ -278,18 +278,18 @@ def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
 
 def accelerators_changed(view: View) -> Outcome | None:
     """Checks whether accelerators were added or lost. Without enough for the plan, a smaller plan is needed."""
-    counts, before, state = view.counts, view.planned_counts, view.state
+    now, before, state = view.accelerators, view.planned_accelerators, view.state
     if state.suspended is not None:
-        if view.forecast is not None and counts == before and not view.is_period_over:
+        if view.forecast is not None and now == before and not view.is_period_over:
             return None
         reason = "recovery"
     elif not view.has_room(state.placed):
         reason = "capacity lost"
-    elif counts != before and not state.hold:
+    elif now != before and not state.hold:
         reason = "capacity changed"
     else:
         return None
-    event = "capacity", f"{reason}: {dict(before)} before, {counts} now"
+    event = "capacity", f"{reason}: {dict(before)} before, {now} now"
     if reason != "capacity lost":
         return Outcome(events=(event,), replan=reason)
     less = _shrunk(view, reason, "the same splits on what still runs")
@@ -351,7 +351,7 @@ def change_unfinished(_: View) -> Outcome:
 def trial_over(view: View) -> Outcome | None:
     """Checks whether a new plan performs as predicted. If not, the previous plan may be restored."""
     state, settings = view.state, view.settings
-    since = total(view.stream.counts(state.followed_s))
+    since = total(view.stream.intervals(state.followed_s))
     if state.hold or state.trial is None or since is None or view.is_changing:
         return None
     judgement = judge(
@@ -437,7 +437,7 @@ def _deviations(view: View, forecast: Forecast) -> dict[str, tuple[float, str]]:
     A deviation is the start of the intervals that deviate, and a description.
     """
     # Inputs that were sent before the switch may be answered during the tick after it.
-    intervals = view.stream.counts(max(view.state.followed_s + view.settings.watch_s, forecast.at_s))
+    intervals = view.stream.intervals(max(view.state.followed_s + view.settings.watch_s, forecast.at_s))
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
     found = {
         "changed_s": _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS)),
@@ -452,7 +452,7 @@ def _rate_deviation(view: View, forecast: Forecast, num_tests: float) -> tuple[f
     After a jump, the last intervals that each exceed the forecast show the new rate, because earlier ones are partly
     from before the jump. A single interval may be a short burst, so the next one decides.
     """
-    intervals = view.stream.counts(view.state.planned_s)[-RATE_TICKS:]
+    intervals = view.stream.intervals(view.state.planned_s)[-RATE_TICKS:]
     asked_rps = view.problem.required_per_s
 
     def deviation(part: Sequence[Interval]) -> tuple[float, str] | None:
@@ -524,7 +524,7 @@ def _times(view: View, since: Mapping[str, ReplicaReport]) -> Iterator[tuple[Rep
     problem does not have are ignored. So are batches that shared the device with another batch, because their longer
     times are not the replica's fault.
     """
-    problem, placed, seen = view.settings.problem, view.state.placed, total(view.stream.counts(view.state.planned_s))
+    problem, placed, seen = view.settings.problem, view.state.placed, total(view.stream.intervals(view.state.planned_s))
     chains = placed.plan.chains
     chain_of = dict(zip(placed.stage_of, (chain for chain in chains for _ in chain.stages), strict=True))
     for report in view.replicas:
@@ -698,7 +698,7 @@ def ended_rests(view: View) -> dict[str, Any]:
 def evaluate_proposal(view: View, found: Decision, reason: str) -> Outcome:
     """Returns what follows from the best plan that was found for the view's forecast."""
     if isinstance(found, NoPlan):
-        words = f"no plan meets the problem on {view.counts}: the binding limit is {found.binding}"
+        words = f"no plan meets the problem on {view.accelerators}: the binding limit is {found.binding}"
         return without_plan(view, words, reason)
     state, problem, start_cost, least_gain = view.state, view.problem, view.start_cost, view.settings.least_gain
     reach = None if view.forecast is None else view.forecast.reach
@@ -755,7 +755,7 @@ def _plan_of(view: View, stages: tuple[Stage, ...], figures: Evaluation) -> Plan
 def _trial(view: View, figures: Evaluation, placed: PlacedPlan) -> Trial | None:
     """Returns the trial of a new plan; None if the current plan was not measured or has no predicted rate."""
     state = view.state
-    before = total(view.stream.counts(max(state.followed_s, view.now_s - view.settings.period_s)))
+    before = total(view.stream.intervals(max(state.followed_s, view.now_s - view.settings.period_s)))
     expected_rps = state.placed.plan.predicted.get("rate_per_s")
     if not expected_rps or view.is_changing or before is None or before.arrived == 0:
         return None

@@ -84,7 +84,7 @@ def _observed(view: View) -> dict[str, Any]:
     """Describes the measurements of the last period, or since the ingresses follow the plan if that is shorter."""
     state, now_s, budget = view.state, view.now_s, view.settings.accuracy_budget
     since_s = max(state.followed_s, now_s - view.settings.period_s)
-    seen = total(view.stream.counts(since_s))
+    seen = total(view.stream.intervals(since_s))
     full = view.stream.observed(state, since_s, now_s)
     window = view.stream.window(since_s, now_s)
     agreement = _agreement(view, since_s)
@@ -119,7 +119,7 @@ def _accelerators(view: View, settings: ServeSettings) -> dict[str, Any]:
     `latency_ratio`: seconds of all blocks, as plans expect them, divided by those of the profile.
     """
     described: dict[str, Any] = {}
-    for device, count in view.counts.items():
+    for device, count in view.accelerators.items():
         emulated = settings.emulated.get(device)
         own = {} if emulated is None else emulated.model_dump(include={"time_scale", "decisions"})
         profile_s, planned_s = (each.latency[device].block_s_NB.sum() for each in (view.settings.problem, view.problem))

@@ -131,7 +131,7 @@ class ObservedStream:
         """The longest interval of counts. Nothing is collected during a search for a plan."""
         self.began_s = since_s
         self._stream: ExitStream | None = None
-        self._counts: list[Interval] = []
+        self._intervals: list[Interval] = []
 
     def add_probes(self, seen: Observations) -> Observations:
         """Adds probes and inputs that stayed; returns those that it keeps, which the history must store too.
@@ -151,25 +151,25 @@ class ObservedStream:
             self._stream = ExitStream(seen.shape, since_s=since_s, period_s=self._period_s, keep_s=keep_s)
         return self._stream.take_in(seen.take(seen.probe_N | seen.stayed_N))
 
-    def add_counts(self, interval: Interval) -> None:
+    def add_interval(self, interval: Interval) -> None:
         """Adds new counts. If the clock was set forward, it drops all counts: the rate would seem to have fallen."""
         if interval.seconds > self._longest_s:
-            self._counts.clear()
+            self._intervals.clear()
         else:
-            self._counts.append(interval)
+            self._intervals.append(interval)
 
     def forget(self, now_s: float) -> None:
         """Drops probes and counts that are too old, or from after the present time, because the clock was set back."""
-        self._counts = [each for each in self._counts if now_s - KEEP_S < each.at_s <= now_s]
+        self._intervals = [each for each in self._intervals if now_s - KEEP_S < each.at_s <= now_s]
         self.began_s = min(self.began_s, now_s)
         if self._stream is not None:
             self._stream.forget(now_s)
             if not self._stream.whole_windows(now_s + self._period_s):  # it has forgotten the present window
                 self._stream = None
 
-    def counts(self, since_s: float) -> list[Interval]:
-        """Returns the intervals that began at a time or after it."""
-        return [each for each in self._counts if each.since_s >= since_s]
+    def intervals(self, since_s: float) -> list[Interval]:
+        """Returns the counts of the intervals that began at a time or after it."""
+        return [each for each in self._intervals if each.since_s >= since_s]
 
     def window(self, since_s: float, now_s: float) -> Window | None:
         """Returns the probes that arrived in a time span; None before the first probe, and for an empty span."""
@@ -275,8 +275,8 @@ class ObservedStream:
     def _rate(self, changed_s: float, now_s: float) -> RateForecast | None:
         from profiles.forecast import forecast_rate
 
-        rate_rps_W, window_s = window_rates(self._counts, changed_s, now_s, self._period_s), self._period_s
-        recent = total(self.counts(changed_s))
+        rate_rps_W, window_s = window_rates(self._intervals, changed_s, now_s, self._period_s), self._period_s
+        recent = total(self.intervals(changed_s))
         if not np.isfinite(rate_rps_W).any():
             if recent is None or recent.seconds <= 0:
                 return None
@@ -289,7 +289,7 @@ class ObservedStream:
         If long inputs are refused or late more often than short ones, the mean is too low.
         """
         known = self.problem.lengths
-        recent = total(self.counts(max(state.changed_s, now_s - RECENT_WINDOWS * self._period_s)))
+        recent = total(self.intervals(max(state.changed_s, now_s - RECENT_WINDOWS * self._period_s)))
         if known is None or recent is None or recent.answered < LEAST_MEASURED:
             return known
         most = min(most_tokens(self.problem.latency[device]) for device in self.problem.devices)

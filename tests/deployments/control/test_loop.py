@@ -602,7 +602,7 @@ async def test_the_controller_plans_although_the_clock_was_set_back(tmp_path: Pa
     await scene.ticks(48, EASY)  # at once, with the first probes, and after each of two periods
     assert len(scene.asked) == 4
     view = scene.loop.view
-    counted, forecast = total(view.stream.counts(view.state.followed_s)), view.forecast
+    counted, forecast = total(view.stream.intervals(view.state.followed_s)), view.forecast
     assert counted is not None
     assert forecast is not None
     assert (counted.arrived, counted.seconds, forecast.num_probes) == (47 * 100, 47 * 5.0, 2400)

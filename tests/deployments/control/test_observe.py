@@ -81,7 +81,7 @@ async def test_counts_of_an_ingress_that_does_not_report_are_made_up_for_later(t
     scene.restart()
     for scene.fleet.broken in ({"reports"}, set(), {"reports"}, set()):
         await scene.ticks(1, EASY)
-    (interval,) = scene.loop.stream.counts(scene.clock.now_s() - 10.0)
+    (interval,) = scene.loop.stream.intervals(scene.clock.now_s() - 10.0)
     assert (interval.seconds, interval.arrived, interval.exits) == (10.0, 200, {3: 200})
     assert sum(map(len, scene.history.probes())) == (23 + 4) * 100
 
@@ -275,7 +275,7 @@ def test_the_highest_rate_is_planned_on_the_available_accelerators() -> None:
 def test_early_answers_are_planned_at_the_forecast_rate_or_else_the_highest_rate() -> None:
     sooner = replace(problem(), objective=MinimizeLatency(rate_per_s=10.0, ramp_budget=0.02))
     stream = known(sooner)
-    stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    stream.add_interval(counted(50 * 120, START_S, START_S + PERIOD_S))
     asked = asked_of(stream, START_S + PERIOD_S, {"cpu": 3})
     assert [type(each.objective) for each in asked] == [MinimizeLatency, MaximizeRate]
     assert [each.required_per_s for each in asked] == [pytest.approx(50.0), None]
@@ -286,7 +286,7 @@ def test_the_least_cost_is_planned_at_the_upper_end_of_the_forecast_rate_first()
     stream = known(cheap(100.0))
     for window in range(10):
         begin_s = START_S + window * PERIOD_S
-        stream.add_counts(counted(2400 + 24 * (window % 2), begin_s, begin_s + PERIOD_S))
+        stream.add_interval(counted(2400 + 24 * (window % 2), begin_s, begin_s + PERIOD_S))
     upper, named, most = rates_asked(stream, START_S + 10 * PERIOD_S)
     assert upper is not None
     assert 20.0 < upper < 25.0
@@ -295,14 +295,14 @@ def test_the_least_cost_is_planned_at_the_upper_end_of_the_forecast_rate_first()
 
 def test_after_a_single_window_plans_serve_at_least_the_original_or_the_last_rate() -> None:
     stream = known(cheap(100.0))
-    stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    stream.add_interval(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(stream, START_S + PERIOD_S) == [100.0, None]
     assert rates_asked(stream, START_S + PERIOD_S, cheap(70.0)) == [70.0, 100.0, None]
     assert rates_asked(stream, START_S + PERIOD_S, cheap(30.0)) == [pytest.approx(50.0), 100.0, None]
     for last in (problem(), cheap(400.0)):  # of the highest rate, or of a jump that is over
         assert rates_asked(stream, START_S + PERIOD_S, last) == [100.0, None]
     stream = known(cheap(10.0))
-    stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    stream.add_interval(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(stream, START_S + PERIOD_S) == [pytest.approx(50.0), None]
 
 
@@ -320,9 +320,9 @@ def answered(num: int, tokens: int, at_s: float) -> Interval:
 
 def test_lengths_are_the_problems_until_enough_inputs_were_answered() -> None:
     stream = known(with_lengths())
-    stream.add_counts(answered(200, 8000, START_S + 10.0))
+    stream.add_interval(answered(200, 8000, START_S + 10.0))
     assert stream.forecast(STATE, START_S + 20.0).lengths == Lengths.of([10, 10, 40])
-    stream.add_counts(answered(200, 8000, START_S + 20.0))
+    stream.add_interval(answered(200, 8000, START_S + 20.0))
     (question,) = asked_of(stream, START_S + 20.0, {"cpu": 4})
     assert question.lengths == Lengths.of([20, 20, 80])
 
