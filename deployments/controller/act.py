@@ -225,7 +225,7 @@ class ControlLoop:
     # Observing and checking
 
     async def _check(self) -> None:
-        """Asks one question after the other, until the plan may have changed."""
+        """Runs the checks in their order, until the plan may have changed."""
         await self._reforecast()
         for check in decide.CHECKS:
             outcome = check(self.view)
@@ -327,8 +327,8 @@ class ControlLoop:
             await self._apply_thresholds(outcome.thresholds)
         if outcome.rejected is not None:
             self._remember("proposed", outcome.rejected)
-        if outcome.settles:
-            await self._settle()
+        if outcome.reconciles:
+            await self._reconcile()
         if outcome.replan is not None:
             await self._replan(outcome.replan)
             # Replicas are compared by their work from now on.
@@ -389,11 +389,11 @@ class ControlLoop:
         self._remember("in force", new)
         self.changes[new.reason] += 1
         self._update_view(failed=0)
-        await self._settle()
+        await self._reconcile()
 
     # Bringing the service to the state
 
-    async def _settle(self) -> None:
+    async def _reconcile(self) -> None:
         """Does what can be done now for the service to serve under the current plan, or to stay suspended.
 
         No plan lacks replicas while it is in force: types grow before all ingresses switch to the plan, and shrink once

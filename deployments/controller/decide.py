@@ -81,7 +81,7 @@ class Outcome:
     """A plan that is only stored in the history."""
     plan: NewPlan | None = None
     """The plan to change over to."""
-    settles: bool = False
+    reconciles: bool = False
     """Whether the service is brought to the state: a change is continued, or deviations are repaired."""
     replan: str | None = None
     """Why the controller plans, and changes to the new plan if it is worth it; None: it does not plan."""
@@ -345,7 +345,7 @@ def _roll_back(view: View, earlier: PlacedPlan | None, words: str) -> Outcome:
 
 def change_unfinished(_: View) -> Outcome:
     """Continues an unfinished change, and repairs deviations from the current plan."""
-    return Outcome(settles=True)
+    return Outcome(reconciles=True)
 
 
 def trial_over(view: View) -> Outcome | None:
@@ -734,7 +734,7 @@ def without_plan(view: View, words: str, reason: str) -> Outcome:
     if placed is None:
         changes = {"suspended": words, "trial": None, "followed": None}
         events = () if state.suspended == words else (("suspended", words),)
-        return Outcome(events=events, state=changes, settles=True)
+        return Outcome(events=events, state=changes, reconciles=True)
     if state.suspended is not None or placed != state.placed:
         return Outcome(plan=NewPlan(placed=view.place(placed.plan), reason=reason, words=words))
     return Outcome(events=(("no plan", f"{words}; keeps plan {placed.epoch}"),))
