@@ -453,13 +453,13 @@ def _rate_deviation(view: View, forecast: Forecast, num_tests: float) -> tuple[f
     from before the jump. A single interval may be a short burst, so the next one decides.
     """
     intervals = view.stream.intervals(view.state.planned_s)[-RATE_TICKS:]
-    asked_rps = view.problem.required_per_s
+    required_rps = view.problem.required_per_s
 
     def deviation(part: Sequence[Interval]) -> tuple[float, str] | None:
         recent, rate = total(part), forecast.rate
         if recent is None or rate is None:
             return None
-        words = rate_deviation(rate, recent.arrived, recent.seconds, asked_rps=asked_rps, num_tests=num_tests)
+        words = rate_deviation(rate, recent.arrived, recent.seconds, required_rps=required_rps, num_tests=num_tests)
         return None if words is None else (recent.since_s, words)
 
     usual_rps = 0.0 if forecast.rate is None else forecast.rate.rate_rps
@@ -612,8 +612,8 @@ def problems_to_solve(
         if not np.isfinite(expected_per_s):  # after a single window
             expected_per_s = max(forecast.rate.rate_rps, min(named_per_s, last.required_per_s or np.inf))
         rates = [expected_per_s, named_per_s] if named_per_s > expected_per_s else [expected_per_s]
-    asked = [problem.with_rate(rate) for rate in rates if rate > 0]
-    return (*asked, replace(problem, objective=MaximizeRate()))
+    at_rates = [problem.with_rate(rate) for rate in rates if rate > 0]
+    return (*at_rates, replace(problem, objective=MaximizeRate()))
 
 
 def _within(problem: PlanProblem, counts: Mapping[str, int]) -> PlanProblem:
@@ -626,7 +626,7 @@ def _within(problem: PlanProblem, counts: Mapping[str, int]) -> PlanProblem:
 
 
 async def propose(
-    questions: Sequence[PlanProblem],
+    problems: Sequence[PlanProblem],
     solve: Solve,
     strategy: Strategy,
     *,
@@ -641,11 +641,11 @@ async def propose(
     that none exists.
     """
     refused: tuple[PlanProblem, Decision] | None = None
-    for problem in questions:
+    for problem in problems:
         try:
             found = await solve(problem, strategy)
         except PlanError:
-            if problem is questions[-1] and refused is None:
+            if problem is problems[-1] and refused is None:
                 raise
             continue
         if isinstance(found, Planned):
@@ -656,7 +656,7 @@ async def propose(
         if isinstance(found, Planned):
             return problem, found if reach is None else rescore(problem, found, reach).planned
         refused = refused or (problem, found)
-    assert refused is not None, "the last question raises if none has an answer"
+    assert refused is not None, "the search raises for the last problem if it decided none"
     return refused
 
 

@@ -71,19 +71,19 @@ def rate_deviation(
     num_arrived: int,
     seconds: float,
     *,
-    asked_rps: float | None,
+    required_rps: float | None,
     num_tests: float = 1.0,
 ) -> str | None:
     """Returns a message if the arrivals of the last `seconds` differ drastically from the forecast, else None.
 
-    Arrivals include rejected inputs. `asked_rps` is the rate of the last planning: a higher one counts even within the
-    forecast's interval. It is None if plans maximize the rate, so that demand does not change the plan.
-    `num_tests` tests share the forecast's error probability.
+    Arrivals include refused inputs. `required_rps` is the rate that the last plan must serve. A rate above it and above
+    the forecast's median is a deviation even within the forecast's interval. It is None if plans maximize the rate, so
+    that demand does not change the plan. `num_tests` tests share the forecast's error probability.
     """
-    if asked_rps is None or seconds <= 0:
+    if required_rps is None or seconds <= 0:
         return None
     median_rps, low_rps = forecast.rate_rps, forecast.low_rps
-    allowed_rps = min(forecast.high_rps, max(asked_rps, median_rps))
+    allowed_rps = min(forecast.high_rps, max(required_rps, median_rps))
     # Score interval of the mean of a Poisson count.
     width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * num_tests))
     centre, spread = num_arrived + width**2 / 2, width * math.sqrt(num_arrived + width**2 / 4)

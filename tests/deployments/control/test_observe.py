@@ -349,10 +349,10 @@ class FakePlanner:
 
 
 async def proposed(
-    planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[Stages] = (), reach: Reach | None = None
+    planner: FakePlanner, *problems: PlanProblem, blamed: Sequence[Stages] = (), reach: Reach | None = None
 ) -> Planned:
-    asked, free = questions or (problem(),), StartCost(running={"cpu": 4}, start_s=0.0, period_s=1.0)
-    _, found = await propose(asked, planner.solve, "best", blamed=blamed, reach=reach, start_cost=free)
+    tried, free = problems or (problem(),), StartCost(running={"cpu": 4}, start_s=0.0, period_s=1.0)
+    _, found = await propose(tried, planner.solve, "best", blamed=blamed, reach=reach, start_cost=free)
     assert isinstance(found, Planned)
     return found
 

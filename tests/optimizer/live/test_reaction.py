@@ -95,23 +95,23 @@ def rates(expected_rps: float, low_rps: float, high_rps: float) -> RateForecast:
     return RateForecast(rate_rps=expected_rps, low_rps=low_rps, high_rps=high_rps, coverage=0.95, method=METHOD)
 
 
-def rate(num_arrived: int, *, asked_rps: float | None = 150.0, seconds: float = 10.0) -> str | None:
-    return rate_deviation(rates(100.0, 70.0, 150.0), num_arrived, seconds, asked_rps=asked_rps)
+def rate(num_arrived: int, *, required_rps: float | None = 150.0, seconds: float = 10.0) -> str | None:
+    return rate_deviation(rates(100.0, 70.0, 150.0), num_arrived, seconds, required_rps=required_rps)
 
 
 def test_a_rate_outside_its_interval_or_above_the_plans_is_a_deviation() -> None:
     assert rate(2000) == "200 inputs/s arrived for 10 s, 70 to 150 were expected"
     assert rate(400) is not None
-    assert rate(1400, asked_rps=120.0) == "140 inputs/s arrived for 10 s, 70 to 120 were expected"
-    assert rate(100_000, asked_rps=None) is None
+    assert rate(1400, required_rps=120.0) == "140 inputs/s arrived for 10 s, 70 to 120 were expected"
+    assert rate(100_000, required_rps=None) is None
     # 1570 in 10 s: 1.96 * sqrt(1570) = 78, so 149.6/s is likely enough; 660: 51 more make 71/s.
     assert [rate(num_arrived) for num_arrived in (1000, 1500, 1570, 700, 660)] == [None] * 5
 
 
 def test_a_rate_difference_below_a_fifth_is_no_deviation() -> None:
     sharp = rates(100.0, 99.0, 101.0)
-    assert rate_deviation(sharp, 119_000, 1000.0, asked_rps=101.0) is None
-    assert rate_deviation(sharp, 121_000, 1000.0, asked_rps=101.0) is not None
+    assert rate_deviation(sharp, 119_000, 1000.0, required_rps=101.0) is None
+    assert rate_deviation(sharp, 121_000, 1000.0, required_rps=101.0) is not None
     unsure = rates(10.0, 0.0, inf)
-    assert rate_deviation(unsure, 500, 10.0, asked_rps=100.0) is None
-    assert rate_deviation(unsure, 5000, 10.0, asked_rps=100.0) is not None
+    assert rate_deviation(unsure, 500, 10.0, required_rps=100.0) is None
+    assert rate_deviation(unsure, 5000, 10.0, required_rps=100.0) is not None
