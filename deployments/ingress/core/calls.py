@@ -341,12 +341,12 @@ class Unanswered:
         if end:
             call.stage.record_time(now_s - call.started_s)
         call.num_remaining -= number
-        assignment = call.stage.assignment
+        assignment, split = call.stage.assignment, call.stage.assignment.stage.splits[0]
         if not call.num_remaining:
             self._num_open -= Counter((assignment.epoch,))  # keeps only numbers above 0
-        split = assignment.stage.splits[0]
-        room_below = split.overlap_below if split.overlap_below and split.side_by_side == 1 else 1
-        if call.is_pending and (end >= split.end or call.num_remaining < room_below or assignment.fills):
+        # A batch that shrinks below this makes room for another one. Beside a second batch, only an empty one does.
+        room_below = 1 if split.side_by_side > 1 else split.overlap_below or 1
+        if call.is_pending and (assignment.fills or end >= split.end or call.num_remaining < room_below):
             call.is_pending = False
             self.chains.count_calls(call.stage.slot, -1)
 
