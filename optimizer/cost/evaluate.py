@@ -158,7 +158,7 @@ def evaluate(
     shares_of = reach.survival if isinstance(reach, RecordedBatches) else reach
     unanswered_N = nested_shares(inner.survival_N, ramps) if shares_of is None else shares_of(ramps)
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
-    chain = _Chain(problem=inner, share_N=share_N, unanswered_N=unanswered_N, exits_N=exits_N, mean=mean)
+    chain = _ChainCost(problem=inner, share_N=share_N, unanswered_N=unanswered_N, exits_N=exits_N, mean=mean)
     return chain.evaluated(inner_stages, stages)
 
 
@@ -222,7 +222,7 @@ def _default_shares(problem: PlanProblem, alone: Sequence[Evaluation]) -> Sequen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chain:
+class _ChainCost:
     """The cost model of a single chain, counted in inputs or in tokens. Figures are per input of the service."""
 
     problem: PlanProblem

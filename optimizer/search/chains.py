@@ -33,7 +33,7 @@ from optimizer.search.label_search import (
     search_labels,
     trace,
 )
-from optimizer.search.master import Chain, best_mixtures
+from optimizer.search.master import CandidateChain, best_mixtures
 from optimizer.search.moves import Graph, Path, build_graph
 from optimizer.search.relaxation import Relaxation, solve_relaxation
 from optimizer.search.space import Space
@@ -69,13 +69,13 @@ ROUNDED = 1e-6
 """Relative difference that rounding may cause between equal values."""
 
 
-def _priced_chains(graph: Graph, limits: ChainLimits, most: int) -> tuple[bool, list[Chain]]:
+def _priced_chains(graph: Graph, limits: ChainLimits, most: int) -> tuple[bool, list[CandidateChain]]:
     """Returns whether all chains of a graph that mixtures may use were found with `most` labels, and the chains."""
     outcome, chains = _search(graph, limits, most, most)
     if outcome == COMPLETE:
         return True, chains
     least = float(completion_bounds(graph.moves, limits, limits.price_C, limits.price_latency).least_PS[0, CLOSED])
-    best: list[Chain] = []
+    best: list[CandidateChain] = []
     for share in PRICE_MARGINS:
         outcome, chains = _search(graph, limits._replace(max_price=least * (1 + share)), MAX_LABELS, LABELS_PER_GROUP)
         if outcome == ABORTED:
@@ -84,13 +84,13 @@ def _priced_chains(graph: Graph, limits: ChainLimits, most: int) -> tuple[bool, 
     return False, best
 
 
-def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tuple[int, list[Chain]]:
+def _search(graph: Graph, limits: ChainLimits, most: int, per_group: int) -> tuple[int, list[CandidateChain]]:
     """Returns the outcome of a search with at most `most` labels, and the chains that it found."""
     outcome, labels, ends_L = search_labels(graph.moves, limits, most, per_group, False)
     return outcome, [_read_chain(graph, trace(labels, label), float(labels.float_LF[label, TOTAL])) for label in ends_L]
 
 
-def _read_chain(graph: Graph, path: Path, price: float) -> Chain:
+def _read_chain(graph: Graph, path: Path, price: float) -> CandidateChain:
     """Returns the chain of a path."""
     moves = graph.moves
     latency_s, fill, work, wait = 0.0, 0.0, 0.0, 0.0
@@ -110,7 +110,7 @@ def _read_chain(graph: Graph, path: Path, price: float) -> Chain:
             seconds.append(max(work, float(moves.hop_work_M[move])))
             waits.append(wait)
             work, wait = 0.0, 0.0
-    return Chain(
+    return CandidateChain(
         stages=graph.stages_of(path),
         devices=tuple(devices),
         seconds=tuple(seconds),
@@ -121,10 +121,10 @@ def _read_chain(graph: Graph, path: Path, price: float) -> Chain:
     )
 
 
-def most_promising(candidates: Sequence[Chain], most: int) -> list[Chain]:
+def most_promising(candidates: Sequence[CandidateChain], most: int) -> list[CandidateChain]:
     """Returns `most` chains: the cheapest of each sequence of device types, then the second cheapest, and so on."""
     num_before: Counter[tuple[int, ...]] = Counter()
-    turns: list[tuple[int, Chain]] = []
+    turns: list[tuple[int, CandidateChain]] = []
     for chain in sorted(dict.fromkeys(candidates), key=lambda chain: chain.price):
         turns.append((num_before[chain.devices], chain))
         num_before[chain.devices] += 1
@@ -140,7 +140,7 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
     return ChainSearch.of(relaxation, space).found()
 
 
-def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Chain]:
+def find_chains(problem: PlanProblem, space: Space, most: int) -> list[CandidateChain]:
     """Returns up to `most` chains that good mixtures of a problem may use."""
     relaxation = solve_relaxation(problem, space)
     if relaxation is None:
@@ -205,7 +205,7 @@ class ChainSearch:
     def _best(self) -> FeasiblePlan | None:
         return max(self._plans, key=lambda plan: merit(self._problem, plan.figures), default=None)
 
-    def candidates(self) -> tuple[bool, list[Chain]]:
+    def candidates(self) -> tuple[bool, list[CandidateChain]]:
         """Returns whether all chains that mixtures may use were found, and the chains."""
         limits = self._limits(self.relaxation, math.inf)
         finished, candidates = _priced_chains(self._graph, limits, MAX_LABELS)
@@ -215,12 +215,12 @@ class ChainSearch:
         candidates += self._chains_at_rates(self._graph, limits)
         return False, list(dict.fromkeys(candidates))
 
-    def _chains_on_some_types(self) -> list[Chain]:
+    def _chains_on_some_types(self) -> list[CandidateChain]:
         """Returns chains on each accelerator type, and on each pair of types.
 
         On several types, slow chains are useful as well, because they leave devices to other chains.
         """
-        chains, names, device_M = list[Chain](), self._graph.device_names, self._graph.moves.device_M
+        chains, names, device_M = list[CandidateChain](), self._graph.device_names, self._graph.moves.device_M
         faster = replace(self._problem, objective=MaximizeRate())
         sizes = (1, 2) if len(names) <= MAX_TYPES_IN_PAIRS else (1,)
         for some in (some for size in sizes if size < len(names) for some in combinations(names, size)):
@@ -235,14 +235,14 @@ class ChainSearch:
             chains += self._chains_at_rates(part, limits)
         return chains
 
-    def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[Chain]:
+    def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[CandidateChain]:
         """Returns chains with integer replicas, at the required rate or near the highest possible rate above `low`."""
         limits, required_per_s = limits._replace(is_whole=True), self._problem.required_per_s
         most, per_group = 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE
         if required_per_s is not None:
             limits = limits._replace(price_C=limits.usd_C, price_latency=0.0)
             return _search(graph, limits, most, per_group)[1]
-        found, high, step = list[Chain](), limits.rate, FIRST_STEP
+        found, high, step = list[CandidateChain](), limits.rate, FIRST_STEP
         for _ in range(MAX_SEARCHES):
             if high <= low * (1 + RATE_RESOLUTION) or self._until.is_over():
                 break
@@ -257,9 +257,9 @@ class ChainSearch:
                 high, step = middle, 2 * step
         return found
 
-    def _replacements(self, best: FeasiblePlan) -> list[Chain]:
+    def _replacements(self, best: FeasiblePlan) -> list[CandidateChain]:
         """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
-        found, figures = list[Chain](), best.figures
+        found, figures = list[CandidateChain](), best.figures
         chains = chains_of(best.stages, self._problem.num_blocks)
         is_rate = self._problem.required_per_s is None
         spare_per_s = self.relaxation.bound.value - figures.rate_per_s if is_rate else 0.0
@@ -280,7 +280,7 @@ class ChainSearch:
         rate = min(rate, self._problem.required_per_s or self.relaxation.bound.value)
         return limits_of(self._problem, self.space, price_C, prices.latency, rate)
 
-    def _mix(self, candidates: Sequence[Chain]) -> float | None:
+    def _mix(self, candidates: Sequence[CandidateChain]) -> float | None:
         """Adds the best mixtures of candidates to the plans. Returns a bound on all mixtures; None: unknown.
 
         Exit records may prefer a plan of a single chain.

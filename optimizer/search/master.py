@@ -30,8 +30,8 @@ MOST_TRIED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """A chain of stages, by its needs at each stage (S)."""
+class CandidateChain:
+    """A chain that mixtures may use, by its needs at each stage (S)."""
 
     stages: tuple[Stage, ...] = ()
     """One replica each."""
@@ -52,7 +52,7 @@ class Chain:
 class Mixture(NamedTuple):
     """A solution of the master problem."""
 
-    chains: tuple[tuple[Chain, tuple[int, ...]], ...]
+    chains: tuple[tuple[CandidateChain, tuple[int, ...]], ...]
     """Chains with the replicas of their stages. (): there is no mixture, or none was found."""
     bound: float | None
     """Bound on the objective of all mixtures of these chains: a rate, or USD per hour. If there is no mixture, it is 0
@@ -77,7 +77,7 @@ class Options(NamedTuple):
     """Index of the chain."""
 
 
-def best_mixtures(chains: Sequence[Chain], problem: PlanProblem) -> list[Mixture]:
+def best_mixtures(chains: Sequence[CandidateChain], problem: PlanProblem) -> list[Mixture]:
     """Returns the best mixture of a single chain, then the best one of up to `most_chains` chains.
 
     It has the highest rate, or the least cost at the required rate.
@@ -102,12 +102,12 @@ def best_mixtures(chains: Sequence[Chain], problem: PlanProblem) -> list[Mixture
         every = (_parts(int(use), chosen_KU, options) for use in order_U[is_possible_U[order_U]])
         in_time = (parts for parts in every if required is None or options.least_O[parts].sum() <= required)
         used = [(chains[options.chain_O[part]], options.rate_O[part]) for part in next(in_time, [])]
-        counts = [(chain, tuple(replicas_of(rate, chain).astype(int).tolist())) for chain, rate in used]
+        counts = [(chain, tuple(replicas_at(rate, chain).astype(int).tolist())) for chain, rate in used]
         mixtures.append(Mixture(tuple(counts), bound))
     return mixtures
 
 
-def _without_idle_devices(problem: PlanProblem, chains: Sequence[Chain]) -> PlanProblem:
+def _without_idle_devices(problem: PlanProblem, chains: Sequence[CandidateChain]) -> PlanProblem:
     """Returns the problem without devices that no mixture of these chains needs to serve the required rate."""
     if problem.required_per_s is None or not chains:
         return problem
@@ -131,7 +131,7 @@ def _units(problem: PlanProblem) -> tuple[IntArray, tuple[int, ...]]:
 
 
 def _fastest_options(
-    chains: Sequence[Chain], problem: PlanProblem, unit_C: IntArray, size_C: tuple[int, ...]
+    chains: Sequence[CandidateChain], problem: PlanProblem, unit_C: IntArray, size_C: tuple[int, ...]
 ) -> Options:
     """Returns the options that no other option beats."""
     stride_C = np.append(np.cumprod(size_C[:0:-1])[::-1], 1)
@@ -154,12 +154,12 @@ def _fastest_options(
     return Options(use_O[kept_O], rate_O[kept_O], least_O[kept_O], chain_O[kept_O])
 
 
-def options_of(chain: Chain, problem: PlanProblem) -> tuple[FloatArray, FloatArray, FloatArray]:
+def options_of(chain: CandidateChain, problem: PlanProblem) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Returns the rates at which a chain needs another replica (R), as in `Options`, and the devices (R x C) then."""
     count_C = problem.count_C.astype(np.int64)
     counts = [np.arange(step, most + 1, step) for step, most in zip(-(-count_C // MAX_COUNTS), count_C, strict=True)]
     rate_R = np.concatenate([counts[c] / s for c, s in zip(chain.devices, chain.seconds, strict=True) if s > 0])
-    replicas_RS = replicas_of(rate_R[:, None], chain)
+    replicas_RS = replicas_at(rate_R[:, None], chain)
     use_RC = replicas_RS @ np.eye(len(count_C))[list(chain.devices)]
     # `optimizer.cost.evaluate` has the full tolerance, because it rounds differently. The room is above 0, so that
     # without any only chains that never wait are possible.
@@ -170,7 +170,7 @@ def options_of(chain: Chain, problem: PlanProblem) -> tuple[FloatArray, FloatArr
     return rate_R[is_possible_R], least_R[is_possible_R], use_RC[is_possible_R]
 
 
-def replicas_of(rate: FloatArray, chain: Chain) -> FloatArray:
+def replicas_at(rate: FloatArray, chain: CandidateChain) -> FloatArray:
     """Returns the replicas of each stage that a rate needs."""
     return np.asarray(np.maximum(np.ceil(rate * np.array(chain.seconds) * (1 - TOLERANCE)), 1.0))
 

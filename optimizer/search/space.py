@@ -14,8 +14,6 @@ from optimizer.problems.problem import PlanProblem, device_names
 Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 RampRule = Literal["choose", "all", "none", "split-ends"]
 """Allowed sets of active ramps: any set, all ramps, no ramps, or any set of ramps at the ends of splits."""
-
-
 MAX_LABELS = 1_000_000
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.search.highs import Program
-from optimizer.search.master import Chain, Mixture, best_mixtures
+from optimizer.search.master import CandidateChain, Mixture, best_mixtures
 from profiles.scores import FloatArray, IntArray
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
@@ -31,7 +31,7 @@ def on_devices(counts: Sequence[int], prices: Sequence[float], **fields: Any) ->
     return plain_problem(survival_N=(1.0,), latency=tables, devices=supplies, slo=slo, **fields)
 
 
-def drawn(seed: int) -> tuple[list[Chain], PlanProblem]:
+def drawn(seed: int) -> tuple[list[CandidateChain], PlanProblem]:
     """Returns chains with waits for batches, and a problem of the highest rate, with a budget if `seed` is odd."""
     rng = np.random.default_rng(seed)
     count_C, usd_C = rng.integers(1, 6, 3), rng.uniform(0.5, 3, 3)
@@ -40,10 +40,10 @@ def drawn(seed: int) -> tuple[list[Chain], PlanProblem]:
         wait = float(rng.integers(0, 3)) if index else 0.0
         return wait, int(rng.integers(3)), float(rng.uniform(0.001, 0.02))
 
-    def chain() -> Chain:
+    def chain() -> CandidateChain:
         waits, devices, seconds = zip(*(stage(index) for index in range(rng.integers(1, 4))), strict=True)
         latency_s, fill = float(rng.uniform(0.02, 0.09)), float(rng.integers(0, 5))
-        return Chain(devices=devices, seconds=seconds, waits=waits, latency_s=latency_s, fill=fill)
+        return CandidateChain(devices=devices, seconds=seconds, waits=waits, latency_s=latency_s, fill=fill)
 
     budget = 0.6 * float(usd_C @ count_C) if seed % 2 else None
     chains, most_chains = [chain() for _ in range(rng.integers(2, 12))], int(rng.integers(1, 4))
@@ -56,7 +56,7 @@ def supplied(problem: PlanProblem) -> tuple[IntArray, FloatArray]:
     return np.array([each.count for each in supplies]), np.array([each.usd_per_hour for each in supplies])
 
 
-def best_of_all(chains: Sequence[Chain], problem: PlanProblem) -> float | None:
+def best_of_all(chains: Sequence[CandidateChain], problem: PlanProblem) -> float | None:
     """Returns the highest rate, or the least cost at the required rate, over all numbers of replicas. None: no mixture.
 
     HiGHS selects among all chains with whole replicas that fit the devices, and whose batches fill in time.
@@ -139,8 +139,8 @@ def test_no_other_mixture_is_better(seed: int) -> None:
 def test_chains_whose_batches_fill_too_slowly_together_are_no_mixture() -> None:
     """Two small devices are cheaper than a large one, but the rate fills the batches of only one of them."""
     small = {"waits": (0.0,), "latency_s": 0.05, "fill": 1.5, "seconds": (0.02,)}
-    large = Chain(devices=(2,), seconds=(0.001,), waits=(0.0,), latency_s=0.05, fill=0.5)
+    large = CandidateChain(devices=(2,), seconds=(0.001,), waits=(0.0,), latency_s=0.05, fill=0.5)
     problem = on_devices((1, 1, 1), (1.0, 1.0, 3.0), objective=MinimizeCost(rate_per_s=55.0), most_chains=3)
-    chains = [Chain(devices=(0,), **small), Chain(devices=(1,), **small), large]  # type: ignore[arg-type]  # mixed values
+    chains = [CandidateChain(devices=(0,), **small), CandidateChain(devices=(1,), **small), large]  # type: ignore[arg-type]  # mixed values
     assert best_of_all(chains, problem) == 3.0
     assert best_mixtures(chains, problem)[-1] == Mixture(chains=((large, (1,)),), bound=2.0)

@@ -26,7 +26,7 @@ from optimizer.problems.problem import MaximizeRate, PlanProblem, device_names
 from optimizer.search.chains import find_chains
 from optimizer.search.fleet.prices import Division, FleetPrices
 from optimizer.search.highs import Program
-from optimizer.search.master import Chain, options_of, replicas_of
+from optimizer.search.master import CandidateChain, options_of, replicas_at
 from optimizer.search.relaxation import BROKEN_LIMIT_PRICE
 from optimizer.search.space import Space
 from optimizer.search.walks import Prices, WalkRelaxation
@@ -58,7 +58,7 @@ class Column(NamedTuple):
     """A chain of a model."""
 
     model: int
-    chain: Chain
+    chain: CandidateChain
     least_per_s: float
     """The rate from which its batches fill in time; infinity if it is too slow at any rate."""
     most_per_s: float = math.inf
@@ -67,14 +67,14 @@ class Column(NamedTuple):
     """The replicas of its stages if it serves exactly the rate `most_per_s`. Empty: as many as its rate needs."""
 
     @classmethod
-    def of(cls, model: int, problem: PlanProblem, chain: Chain) -> Column:
+    def of(cls, model: int, problem: PlanProblem, chain: CandidateChain) -> Column:
         """Returns a chain's column. Its stages are assumed to have about as many replicas as they need."""
         held_s = sum(inputs * seconds for inputs, seconds in zip(chain.waits, chain.seconds, strict=True))
         room_s = problem.slo.limit_s - chain.latency_s - held_s
         return cls(model, chain, (chain.fill + ROUNDED * sum(chain.waits)) / room_s if room_s > 0 else math.inf)
 
 
-def chain_of(problem: PlanProblem, stages: tuple[Stage, ...]) -> Chain:
+def chain_of(problem: PlanProblem, stages: tuple[Stage, ...]) -> CandidateChain:
     """Returns a chain of stages with one replica each."""
     figures, seen = evaluate(problem, stages), set[int]()
     fill, waits = 0.0, [0.0] * len(stages)
@@ -85,7 +85,7 @@ def chain_of(problem: PlanProblem, stages: tuple[Stage, ...]) -> Chain:
         else:  # the ingress fills the batches of a stage's first split
             fill += inputs
         seen.add(split.stage_index)
-    return Chain(
+    return CandidateChain(
         stages=stages,
         devices=tuple(device_names(problem).index(stage.device) for stage in stages),
         seconds=tuple(1 / min(each.rate_per_s, each.hop_rate_per_s) for each in figures.stages),
@@ -236,9 +236,9 @@ def divided_by_columns(fleet: Fleet, prices: FleetPrices, space: Space) -> Divis
     return max(divisions, key=lambda each: each.merit(fleet))
 
 
-def with_searched_chains(master: Master, space: Space) -> list[list[Chain]]:
+def with_searched_chains(master: Master, space: Space) -> list[list[CandidateChain]]:
     """Returns the chains of each model, and those that the planner would mix if it had the cluster for itself."""
-    chains_M: list[list[Chain]] = [[] for _ in master.fleet.problems]
+    chains_M: list[list[CandidateChain]] = [[] for _ in master.fleet.problems]
     for column in master.columns:
         chains_M[column.model].append(column.chain)
     for chains, problem in zip(chains_M, master.fleet.problems, strict=True):
@@ -249,7 +249,7 @@ def with_searched_chains(master: Master, space: Space) -> list[list[Chain]]:
 
 
 def exact_columns(
-    fleet: Fleet, chains_M: Sequence[Sequence[Chain]], price_C: FloatArray, most_share: float
+    fleet: Fleet, chains_M: Sequence[Sequence[CandidateChain]], price_C: FloatArray, most_share: float
 ) -> list[Column]:
     """Returns chains with whole replicas: for each part of a model's rate, those of the least price per input.
 
@@ -267,7 +267,7 @@ def exact_columns(
                 best = int(np.argmin(np.where(part_R == part, price_R, np.inf)))
                 key, price, rate = (part, *use_RC[best].tolist()), float(price_R[best]), float(rate_R[best])
                 if key not in cheapest or price < cheapest[key][0]:
-                    replicas = tuple(replicas_of(rate_R[best], chain).astype(int).tolist())
+                    replicas = tuple(replicas_at(rate_R[best], chain).astype(int).tolist())
                     cheapest[key] = price, Column(model, chain, rate, rate, replicas)
         for part in range(1, PARTS + 1):
             options = [option for (own, *_), option in cheapest.items() if own == part]
