@@ -199,23 +199,21 @@ def _all_moves(tables: Tables, nodes: Nodes, limit_s: float, most_blocks: int) -
             first, entry = nodes.block_P[node], nodes.rank_P[node]
             for own in range(own_R.size):
                 least_times(tables, own_R[own], first, entry, splits_R[own])
-            for end in range(first + 1, min(tables.end_N[first], first + most_blocks) + 1):
-                for rank in range(entry, tables.after_Q.size):
-                    target = nodes.node_KQ[end, rank]
-                    if target < 0:
-                        continue
-                    num_rows = _write_rows(tables, own_R, entry, rank, end, limit_s, splits_R, which_X2, figures_X)
-                    for row in range(num_rows):
-                        if _is_dominated(figures_X[:num_rows], row):
-                            continue
-                        if count == whole.shape[0]:
-                            if count > MOST_MOVES:
-                                return whole, real
-                            whole, real = with_doubled_capacity(Labels(whole, real))
-                        whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
+            for further, rank in np.ndindex(min(tables.end_N[first] - first, most_blocks), tables.after_Q.size):
+                end = first + 1 + further
+                if rank < entry or nodes.node_KQ[end, rank] < 0:
+                    continue
+                num_rows = _write_rows(tables, own_R, entry, rank, end, limit_s, splits_R, which_X2, figures_X)
+                while count + num_rows > len(whole):
+                    whole, real = with_doubled_capacity(Labels(whole, real))
+                for row in range(num_rows):
+                    if not _is_dominated(figures_X[:num_rows], row):
+                        whole[count, 0], whole[count, 1], whole[count, 2] = node, nodes.node_KQ[end, rank], device
                         whole[count, 3], whole[count, 4], whole[count, 5] = which_X2[row, 0], rank, which_X2[row, 1]
                         real[count] = figures_X[row]
                         count += 1
+                if count > MOST_MOVES:
+                    return whole, real
     return whole[:count].copy(), real[:count].copy()  # frees the spare capacity before the moves are sorted
 
 
