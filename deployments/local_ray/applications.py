@@ -97,11 +97,11 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
             other = "ingress.route_prefix or model.version" if name in others else "name"
             remedy = f"first: offramp delete {shlex.quote(name)}, or give this one another {other}"
             raise InputError(f"application {name!r} has route {route}; {remedy}")
-    asked, running = config.get("grpc_options"), serve.get("grpc_options")
+    requested, running = config.get("grpc_options"), serve.get("grpc_options")
     servicers = (running or {}).get("grpc_servicer_functions", [])
-    if asked and running and not (running["port"] == asked["port"] and GRPC_SERVICE in servicers):
+    if requested and running and not (running["port"] == requested["port"] and GRPC_SERVICE in servicers):
         raise InputError(
-            f"Serve runs without gRPC at port {asked['port']}, which it can open only when it starts: end it first "
+            f"Serve runs without gRPC at port {requested['port']}, which it can open only when it starts: end it first "
             "(serve shutdown), or leave ingress.grpc_port out"
         )
     return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}

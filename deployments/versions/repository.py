@@ -150,12 +150,12 @@ def settings_files(folder: Path | None) -> dict[str, dict[str, Path]]:
     return files
 
 
-def _choose(versions: Mapping[str, object], model: str, asked: str | None, owner: str) -> str:
-    """Returns the asked version, or the only one. Raises UnknownModelError, and InputError if there are several."""
+def _choose(versions: Mapping[str, object], model: str, requested: str | None, owner: str) -> str:
+    """Returns the requested version, or the only one. Raises UnknownModelError, and InputError if there are several."""
     names = ", ".join(map(repr, sorted(versions))) or "none"
-    if not asked and len(versions) > 1:
+    if not requested and len(versions) > 1:
         raise InputError(f"parameters.version is needed: the {owner} has {model!r} as versions {names}")
-    version = asked or next(iter(versions), "")
+    version = requested or next(iter(versions), "")
     if version not in versions:
         wanted = f"version {version!r}" if version else "version"
         raise UnknownModelError(f"the {owner} has no {wanted} of {model!r}; it has {names}")

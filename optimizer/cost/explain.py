@@ -73,15 +73,15 @@ def _slow_stages(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluat
     rates = [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
     for index, (stage, each, rate_per_s) in enumerate(zip(stages, figures.stages, rates, strict=True)):
         fewer_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
-        asked, text = f"{rate_per_s:.6g}/s are required", f"stage {index} serves at most {each.rate_per_s:.6g}/s"
+        required, text = f"{rate_per_s:.6g}/s are required", f"stage {index} serves at most {each.rate_per_s:.6g}/s"
         match problem.objective:
             case MaximizeRate():
                 is_slow = each.rate_per_s <= rate_per_s * (1 + SAME_RATE)
             case MinimizeCost():
                 is_slow = fewer_per_s < rate_per_s
-                text = f"stage {index} would serve {fewer_per_s:.6g}/s with one replica less, and {asked}"
+                text = f"stage {index} would serve {fewer_per_s:.6g}/s with one replica less, and {required}"
             case MinimizeLatency():
-                is_slow, text = each.rate_per_s < rate_per_s * (1 + AT_ITS_LIMIT), f"{text}, {asked}"
+                is_slow, text = each.rate_per_s < rate_per_s * (1 + AT_ITS_LIMIT), f"{text}, {required}"
         if is_slow:
             yield Bottleneck(kind="stage", text=text, stage_index=index)
         if isinstance(problem.objective, MaximizeRate) and each.hop_rate_per_s <= rate_per_s * (1 + SAME_RATE):

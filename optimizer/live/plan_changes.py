@@ -137,8 +137,8 @@ def _compared(
     # The slack covers errors of the forecast: only a new plan must leave it unused (E3, section 3.1).
     broken = tuple(violations(replace(problem, slo=replace(problem.slo, slack=0.0)), current, current_figures))
     is_new_feasible = not violations(problem, new, new_figures)
-    asked_per_s = problem.required_per_s or math.inf
-    current_per_s, new_per_s = (min(asked_per_s, each.rate_per_s) for each in (current_figures, new_figures))
+    required_per_s = problem.required_per_s or math.inf
+    current_per_s, new_per_s = (min(required_per_s, each.rate_per_s) for each in (current_figures, new_figures))
     kind: type[Objective] = type(problem.objective)
     current_value = objective_value(problem, current_figures)
     gain = 1 - objective_value(problem, new_figures) / current_value if current_value else 0.0
@@ -159,7 +159,7 @@ class Delivered(Protocol):
     def in_slo(self) -> int: ...
     @property
     def settled(self) -> int:
-        """Inputs that were answered, rejected or abandoned."""
+        """Inputs that were answered, refused or abandoned."""
 
 
 def kept_share(served: Delivered, predicted_rps: float) -> float:

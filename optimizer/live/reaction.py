@@ -38,7 +38,7 @@ def survival_deviation(
     `reached_N` holds the shares of inputs that reach each block, from joint exit records of `num_probes` inputs. With
     them, the next window's interval shifts to those shares, and widens by their sampling noise. `unknown` counts inputs
     that entered the model but did not leave it yet, or were dropped inside. They may have left early or not, so they
-    widen the interval. Rejected inputs do not count. Inputs are assumed independent. The active ramps and `num_tests`
+    widen the interval. Refused inputs do not count. Inputs are assumed independent. The active ramps and `num_tests`
     tests share the forecast's error probability (Bonferroni).
     """
     num_inputs = sum(exits.values())
