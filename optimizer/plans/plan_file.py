@@ -183,12 +183,12 @@ def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
     return build_plan(read_source(path, PlanError), shape)
 
 
-def parse_plan(document: object, shape: ModelShape | None = None, *, where: str = "plan") -> Plan:
+def parse_plan(document: object, shape: ModelShape | None = None) -> Plan:
     """Returns the plan from plain data (parsed YAML or JSON); raises PlanError.
 
     If a shape is given, the records of a `recorded` policy must exist. A shape is given where the service is started.
     """
-    return build_plan(Source(document=document, where=where, raises=PlanError), shape)
+    return build_plan(Source(document=document, where="plan", raises=PlanError), shape)
 
 
 def build_plan(source: Source, shape: ModelShape | None) -> Plan:
