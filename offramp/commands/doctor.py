@@ -246,10 +246,10 @@ def ray(
 ) -> Findings:
     """Checks for a running Ray cluster, token authentication, and Ray's folder with the size of old sessions.
 
-    `rays`: the heads and raylets that run here. `address`: the cluster that the file of `ray start` names.
+    `rays`: the heads and raylets that run here. `address`: of a cluster, in the file that only `ray start` writes.
     """
     pids, where = ", ".join(f"{each.name} {each.pid}" for each in rays), f" at {address}" if address else ""
-    uses = "`offramp serve` starts its own, `offramp deploy` uses this one"
+    uses = f"`offramp serve` starts its own{', `offramp deploy` uses this one' if address else ''}"
     runs = f"a Ray runs here{where} ({pids}); {uses}" if rays else "none runs here"
     gone = f"{folder}/ray_current_cluster names {address}, where nothing runs", "run `ray stop`, which removes the file"
     yield judged("ray", runs, (address is not None and not rays, "warning", *gone))
