@@ -137,8 +137,7 @@ async def model_metadata(backend: Backend) -> dict[str, Any]:
 class Endpoint:
     """The ASGI application of one path: it calls the handler, counts and traces requests, and turns errors into JSON.
 
-    It counts requests that the gate refuses under the route `access`. If the path names a model and a version, they
-    must be served here.
+    It counts requests that the gate refuses under the route `access`. A model in the path must be served here.
     """
 
     def __init__(self, backend: Backend, path: str, gate: Gate | None = None, tracer: Tracer | None = None) -> None:

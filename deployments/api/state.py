@@ -154,8 +154,7 @@ CONTROLLER_S = 5.0
 MAX_CHANGES = 12
 """Most plans of the history on the page."""
 MAX_MISSED = 2
-"""After this number of snapshots without itself, an ingress concludes that it is being stopped: Serve does not notify a
-draining replica."""
+"""After so many snapshots without itself, an ingress knows that it is being stopped. Serve does not notify it."""
 RETRY = b"retry: 2000\n"
 
 

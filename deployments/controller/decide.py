@@ -49,8 +49,7 @@ RECENT_INPUTS = (100, 300, 1000)
 RATE_TICKS = 4
 """The number of recent ticks whose arrivals are compared with the forecast rate."""
 LEAST_TIMED = 300
-"""The number of batches that correct a latency. If their times vary by 30 %, their mean varies by 1.7 %: less than a
-new plan must gain by default."""
+"""Batches that correct a latency. If their times vary by 30 %, their mean varies by 1.7 %, less than the least gain."""
 REFUSED = frozenset({"overloaded", "admission"})
 """Drop reasons of inputs that never entered the model."""
 
@@ -145,8 +144,7 @@ class View:
     def missing(self) -> str:
         """Describes the replicas that a change to the current plan still needs; empty if all run.
 
-        While no plan is followed, one replica per stage of any chain is enough, because late answers are better than
-        none.
+        While no plan is followed, one replica per stage of a chain is enough: late answers are better than none.
         """
         needed: Mapping[str, int] = self.state.placed.occupied
         if self.state.followed is None:
@@ -569,8 +567,7 @@ def corrected_latency(view: View) -> dict[str, LatencyTable]:
 
     Seconds of a block are multiplied by measured over predicted seconds of the batches that ran it, or of all batches
     on its accelerator type if fewer than `LEAST_TIMED` ran it. If fewer ran on the type, it keeps its last correction.
-    Stragglers, and replicas with few batches, do not count. Steps of sequences are not corrected, because their times
-    depend on the context.
+    Stragglers, and replicas with few batches, do not count. Nor do sequences, whose times depend on the context.
     """
     problem, avoided, latency = view.settings.problem, avoided_replicas(view.state.resting), dict(view.problem.latency)
     since = {} if view.forecast is None else view.baseline  # a new process counts all batches of the replicas
@@ -637,8 +634,7 @@ async def propose(
     """Returns the first problem that has a plan, and its best plan; otherwise the first one, and why it has none.
 
     If the best plan starts replicas, the best plan that starts none is among its candidates. Blamed plans are replaced
-    by the planner's other candidates. Raises PlanError if the search neither found a plan for any problem nor proved
-    that none exists.
+    by the planner's other candidates. Raises PlanError if the search found no plan, nor a proof that there is none.
     """
     refused: tuple[PlanProblem, Decision] | None = None
     for problem in problems:

@@ -244,8 +244,7 @@ class ObservedStream:
     ) -> tuple[SurvivalForecast, int, str]:
         """Forecasts from whole windows, or else from one window with all inputs since the stream changed.
 
-        With few inputs in that window, the prior has weight. Returns also the effective number of probes, and the
-        method.
+        With few inputs in that window, the prior has weight. Also returns the effective probes and the method.
         """
         from profiles.forecast import forecast_survival
 

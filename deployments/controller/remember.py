@@ -113,8 +113,7 @@ class History:
     """The history of one application's controller. What was written survives a killed process.
 
     A power failure may lose the last data, because the write-ahead log is not synced at every commit. While the disk is
-    full, `put` raises sqlite3.Error. Other data that cannot be written are lost with a warning, because the service
-    does not depend on them.
+    full, `put` raises sqlite3.Error. Other data, on which the service does not depend, are lost with a warning.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -174,8 +173,7 @@ class History:
     def add_plan(self, at_s: float, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
         """Stores a plan.
 
-        `outcome`: `in force`, or `proposed` if it was rejected. `reason`: why the controller planned, such as `period`.
-        `words`: the verdict.
+        `outcome`: `in force`, or `proposed` (rejected). `reason`: why the controller planned. `words`: the verdict.
         """
         self._try_to_write(
             "INSERT INTO plans (epoch, at_s, outcome, reason, words, placed) VALUES (?, ?, ?, ?, ?, ?)",

@@ -172,8 +172,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     """Starts Ray and the application on this machine, yields its URL, and stops everything at the end.
 
     First it waits for ports that an earlier, killed service still occupies. `on_loss` is called from a thread when
-    Ray's head has died and its other processes were killed. It should end this process, because Ray would wait for its
-    head and then abort.
+    Ray's head has died and its other processes were killed. It should end this process: Ray would wait, then abort.
 
     If this process is killed, the kernel ends all others. Ray ties its head and raylet to the process that starts them,
     and its workers to the raylet; `deployments/startup` ties Ray's agents, and `bound_haproxy` ties HAProxy.

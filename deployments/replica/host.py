@@ -238,8 +238,7 @@ class StageHost:
     async def prepare(self, plans: Sequence[PlacedPlan]) -> None:
         """Compiles, loads and warms up all stages of one or two plans on this accelerator type, while it serves.
 
-        The replica may have to host any of them. The warm-up uses the first plan's policy, which need not know the
-        ramps of the other plan.
+        The replica may have to host any of them. The warm-up uses the first plan's policy, which may lack other ramps.
         """
         assignments = assignments_on(self._device_name, plans)
         if not assignments:

@@ -121,8 +121,7 @@ class StageCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     traced: tuple[int, ...] = ()
     """Positions of the traced inputs, whose split runs the reply reports."""
     sequences: tuple[int, ...] = ()
-    """The sequence number of each input; empty for inputs that belong to no sequence. The replica keeps the state of a
-    sequence until `EndSequences`."""
+    """The sequence number of each input; empty without sequences. Replicas keep their state until `EndSequences`."""
 
 
 class SplitRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,8 +189,7 @@ class Counts:
     arrived: int = 0
     """Inputs of well-formed requests, including refused inputs."""
     assigned: dict[int, int] = field(default_factory=Counter)
-    """Inputs that were answered or dropped after they were admitted, by the chain that had them last: its number in the
-    plan of that time."""
+    """Admitted inputs that were answered or dropped, by the number of their last chain in the plan of that time."""
     answered: int = 0
     answered_tokens: int = 0
     """Tokens of answered inputs; inputs without tokens count as 1."""

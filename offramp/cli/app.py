@@ -1,7 +1,6 @@
 """The command line. It builds the options of each command from the fields of a pydantic model.
 
-A field gives its option's name, type, default, bounds and help. Heavy libraries are imported only by the commands that
-need them.
+A field gives its option's name, type, default, bounds and help. Commands import the heavy libraries that they need.
 """
 
 from __future__ import annotations

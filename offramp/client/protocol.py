@@ -181,8 +181,7 @@ async def send_with_retries(
 def pause_s(error: OfframpError, attempt: int, rng: random.Random) -> float:
     """Returns the seconds to wait after a failed attempt; the first attempt is number 1.
 
-    It is `Retry-After` plus a random share of a backoff that doubles with each attempt, so that clients do not retry at
-    the same time.
+    It is `Retry-After` plus a random share, so that clients spread, of a backoff that doubles with each attempt.
     """
     retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else 0.0
     return retry_after_s + rng.random() * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (attempt - 1))

@@ -72,8 +72,7 @@ Calibrated = tuple[CalibrationCard, ExitRecords]
 def calibrate(folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: Progress = no_progress) -> Calibrated:
     """Finds thresholds, and writes them with the exit records into the model folder. After an error it is as before.
 
-    Rows of a model that keeps its answers need no labels. Raises DataError for too few rows, and for options that the
-    model does not support.
+    Rows of a model that keeps its answers need no labels. Raises DataError for too few rows and unsupported options.
     """
     card = read_card(folder)
     job = _check_job(job, folder, card)

@@ -1,7 +1,6 @@
 """`offramp doctor`: checks whether a service would run well on this machine, and gives advice.
 
-The checks are pure functions from facts to findings, in the order in which they are shown. A fact is None if the system
-does not provide it.
+The checks are pure functions from facts to findings, in the order in which they are shown. A missing fact is None.
 """
 
 from __future__ import annotations

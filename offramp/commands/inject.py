@@ -310,8 +310,7 @@ def check_names(job: InjectJob, data: LabelledRows, numbers: tuple[str, ...]) ->
 def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, numbers: tuple[str, ...]) -> tuple[str, ...]:
     """Returns names of the answers: those of the job, else the labels in the order that agrees with most answers.
 
-    If the labels cannot be used, the names are `numbers`, 0 to C - 1. Among equally good orders, the alphabetical one
-    is preferred.
+    If the labels cannot be used, the names are `numbers`, 0 to C - 1. The alphabetical one of equally good orders wins.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -237,8 +237,7 @@ def best_answer(
 ) -> PlanAnswer:
     """Returns the best plan over several calibrations, the first of equal ones: by `excess_s`, then by `merit`.
 
-    If no calibration has a plan, returns the reason of the first one, or raises the PlanError of the first search that
-    proved nothing.
+    Without any plan, returns the first calibration's reason, or raises the PlanError of a search that proved nothing.
     """
     answers = [answer(file, strategy, solve, compared=compared, time_limit_s=time_limit_s) for file in files]
     plans = [each for each in answers if isinstance(each.decision, Planned)]

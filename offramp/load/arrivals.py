@@ -89,8 +89,7 @@ class Gamma:
 
     rate_per_s: Annotated[Positive, Field(alias="rate")]
     cv: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)]
-    """Coefficient of variation of the intervals. Below the allowed range they are equal; above it, all arrivals of a
-    draw coincide."""
+    """Coefficient of variation of the intervals. Below the range they are equal; above, arrivals of a draw coincide."""
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
         shape, until = self.cv**-2, self.rate_per_s * duration_s

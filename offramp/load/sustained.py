@@ -19,8 +19,7 @@ Ending = Literal["bracketed", "client late", "highest", "none passed", "most pro
 """Why a search ended.
 
 `bracketed`: a slightly higher rate failed. `client late`: the client could not send at a slightly higher rate.
-`highest`: the highest allowed rate passed. `none passed`: even the lowest rate failed. `most probes`: the limit of
-probes was reached."""
+`highest`: the highest allowed rate passed. `none passed`: the lowest failed. `most probes`: their limit was reached."""
 
 
 LATE_SHARE = 0.1
@@ -92,8 +91,7 @@ class Search:
     failures end the search. If the rate passes, the search continues above it. A probe with a late client is repeated
     once at once. If the client is late again, the rate bounds the search like a failure, with another `ending`.
 
-    Repeating failures but not passes biases the result upwards if chance decides a probe. Probes of at least a thousand
-    requests make this unlikely.
+    Repeating only failures biases the result upwards if chance decides; from a thousand requests on this is unlikely.
     """
 
     start_per_s: float

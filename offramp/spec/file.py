@@ -178,8 +178,7 @@ class ServiceParts:
     def objective(self) -> CostDocument | MaximizeRate | MinimizeLatency:
         """The objective. By default it is the least cost at the forecast rate, if the controller can follow it.
 
-        The steps of a model that generates arrive as fast as earlier ones are answered, so a service that shrinks would
-        lower their rate.
+        Steps of a model that generates arrive as fast as earlier ones are answered: a smaller service lowers the rate.
         """
         planner = self.document.planner
         can_follow = planner.control and not (self.unpriced or self.card.generates)

@@ -150,11 +150,8 @@ def infer(http: httpx.Client, path: str, text: str, request_id: str = "r-1") -> 
     body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
     response = http.post(path, json=body, headers={"X-Request-ID": request_id})
     assert response.status_code == 200, response.text
-    return read_v2(response.json())
-
-
-def read_v2(body: dict[str, Any]) -> dict[str, Any]:
-    return {each["name"]: each["data"][0] for each in body["outputs"]} | {"model_version": body["model_version"]}
+    answer = response.json()
+    return {each["name"]: each["data"][0] for each in answer["outputs"]} | {"model_version": answer["model_version"]}
 
 
 def figures(http: httpx.Client) -> dict[str, Any]:

@@ -71,13 +71,7 @@ def test_accepted_requests_are_answered_by_all_stages_before_a_service_ends(
     assert (answer.status_code, answer.json().get("exit")) == (HTTPStatus.OK, NUM_BLOCKS - 1)
 
 
-@pytest.mark.parametrize(
-    ("moment", "sent"),
-    [
-        ("Ray starts", signal.SIGTERM),
-        ("Ray connects", signal.SIGINT),
-    ],
-)
+@pytest.mark.parametrize(("moment", "sent"), [("Ray starts", signal.SIGTERM), ("Ray connects", signal.SIGINT)])
 def test_a_signal_ends_a_service_that_starts_and_every_process_of_it(
     tiny: Tiny, tmp_path: Path, moment: str, sent: signal.Signals
 ) -> None:

@@ -1,7 +1,6 @@
 """Runs the commands of docs/quickstart.md in order, from the clone to answers.
 
-By default the environment of the tests replaces `make setup`, which takes minutes. With OFFRAMP_TEST_INSTALL=1 the test
-runs `make setup`.
+The environment of the tests replaces `make setup`, which takes minutes. OFFRAMP_TEST_INSTALL=1 runs `make setup`.
 """
 
 from __future__ import annotations

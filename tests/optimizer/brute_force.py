@@ -85,7 +85,8 @@ class BruteForce:
         least, best = np.inf, None
         for layout in layouts(self._problem, strategy):
             scores = self.scores(layout)
-            feasible_PQ = self._keeps_rate_and_budgets(scores) & self._keeps_latency(scores)
+            is_early_PQ = scores.latency_s_PQ <= self._problem.slo.limit_s * (1 + TOLERANCE)
+            feasible_PQ = self._keeps_rate_and_budgets(scores) & is_early_PQ
             regret_PQ = np.where(feasible_PQ, self._regret(scores), np.inf)
             if regret_PQ.size and regret_PQ.min() < least:
                 least = float(regret_PQ.min())
@@ -232,10 +233,6 @@ class BruteForce:
             kept_PQ &= scores.usd_per_hour_Q[None, :] <= budget * (1 + TOLERANCE)
         if isinstance(objective, MinimizeLatency) and objective.ramp_budget is not None:
             kept_PQ &= scores.overhead_P[:, None] <= objective.ramp_budget * (1 + TOLERANCE)
-        return kept_PQ
-
-    def _keeps_latency(self, scores: Scores) -> npt.NDArray[np.bool_]:
-        kept_PQ: npt.NDArray[np.bool_] = scores.latency_s_PQ <= self._problem.slo.limit_s * (1 + TOLERANCE)
         return kept_PQ
 
     def _checked(self, stages: tuple[Stage, ...]) -> Optimum:

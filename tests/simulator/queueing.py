@@ -25,8 +25,7 @@ def fixed_service_wait_s(rate_per_s: float, service_s: float) -> float:
 def tandem_latency_s(rate_per_s: float, services_s: Sequence[float]) -> float:
     """Returns the mean time in a tandem of servers with fixed service times, under Poisson arrivals.
 
-    The sum of all waits equals the wait before the slowest server alone, wherever it stands (Friedman, Operations
-    Research 13(1), 1965).
+    All waits add up to the wait before the slowest server alone (Friedman, Operations Research 13(1), 1965).
     """
     return fixed_service_wait_s(rate_per_s, max(services_s)) + sum(services_s)
 

@@ -23,8 +23,7 @@ from optimizer.plans.plan import Plan
 SAFETY = 0.05
 """Share of the SLO that is kept in reserve for sending the answer and for sudden changes."""
 BURST = 0.3
-"""Share of the SLO that the first limit keeps in reserve, because a burst after an idle time must first fill all stages
-one after the other."""
+"""Share of the SLO that the first limit reserves, because a burst after an idle time fills one stage after another."""
 CONTESTED = 0.5
 """An input is *contested* if the cost ahead of it was at least this share of the limit. An uncontested input whose own
 cost is more than this share does not lower the limit if it is late, because its own length is the cause."""
@@ -37,8 +36,7 @@ DEEPEST_FALL = 0.3
 """The largest share by which the limit falls within one SLO. Inputs that are late together usually have one cause, and
 the effect of a lower limit shows after one SLO at the earliest."""
 RISE = 0.00025
-"""Share of the limit by which an input in time raises it. In equilibrium, FALL / RISE inputs in time make up for a late
-one."""
+"""Share of the limit by which an input in time raises it. In equilibrium, FALL / RISE of them balance a late one."""
 MOST_RISE = 0.03
 """The largest rise per input in time, in units of its cost. About `limit` inputs are answered per SLO, so this bounds
 the rise per SLO. Large limits must rise slowly, because late inputs show long after the limit was too high."""

@@ -102,8 +102,7 @@ class GenerationLoop:
     def admit(self, num_prompt: int, now_s: float) -> None:
         """Raises AdmissionError for a sequence that would miss an SLO, or would make others miss theirs.
 
-        Little's law applies as for inputs: a sequence waits for the prompt tokens ahead of it, and running sequences
-        each get a token in turn.
+        Little's law applies as for inputs: a sequence waits for earlier prompts, and running ones get tokens in turn.
         """
         ttft_s, tpot_s = self._options.ttft_slo_s, self._options.tpot_slo_s
         late_s = self._ttft.late_s(num_prompt, ttft_s, unanswered=self._waiting_prompt_tokens, now_s=now_s)

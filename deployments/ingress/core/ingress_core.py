@@ -5,8 +5,7 @@ The core does no networking, reads no clock, and never looks at the content of a
 stage, `fail` starts it again, and `wake` ends it at its deadline. Every new call follows the newest plan, even if its
 inputs began under an older one.
 
-A `Driver` has the clock. It carries out the core's actions, calls `pump` while `is_due` is true, and calls `wake` at
-`wake_s`.
+A `Driver` has the clock. It carries out the core's actions, calls `pump` while `is_due`, and `wake` at `wake_s`.
 """
 
 from __future__ import annotations
@@ -264,8 +263,7 @@ class IngressCore(Unanswered):
     def answer_early(self, call: Call, inputs: Inputs, block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Settles inputs whose batch still runs, so the call keeps them.
 
-        Inputs of sequences are not settled, because callers of probes get the full model's answers: only the exit of
-        the token is recorded.
+        Of sequences, only the exit of the token is recorded, because callers of probes get the full model's answers.
         """
         self.chains.check_block(block)
         held, answers = select(inputs, answers, [each.holder is call for each in inputs])

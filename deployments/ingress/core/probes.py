@@ -2,8 +2,7 @@
 
 *Probes* are drawn at random, and every ramp evaluates them, so they are an unbiased sample of the stream. Under a plan
 with `after_answer: stay`, the active ramps also evaluate all other inputs. Both show whether early answers equal the
-full model's. If words of a probe are pruned at a crossing, an unpruned copy runs too: the full model's answer to the
-copy is the reference.
+full model's. If words of a probe are pruned at a crossing, an unpruned copy runs too, whose answer is the reference.
 """
 
 from __future__ import annotations

@@ -289,8 +289,7 @@ def stage_routes(plan: Plan, assignments: Iterable[Assignment], block_s: Sequenc
 def crossings_of(plan: Plan) -> dict[int, int]:
     """Returns, by block, the network that survivors waiting for the block enter.
 
-    The keys are the first blocks of networks and all blocks of networks that the plan skips. Empty if the model is a
-    single network.
+    The keys are the first blocks of networks, and all blocks of skipped ones. Empty if the model is a single network.
     """
     crossings: dict[int, int] = {}
     used, starts = plan.used, (0, *plan.networks[:-1])

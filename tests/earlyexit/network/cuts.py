@@ -92,8 +92,7 @@ def in_random_order(
 ) -> Iterator[Step[Piece]]:
     """Yields every step of cuts, by their first blocks, that run random subsets of the inputs that wait for them.
 
-    The caller may let others wait between steps. `goes_on`: for which block a cut's survivors wait then, and
-    as what, one by one.
+    The caller may let others wait between steps. `goes_on`: the block for which survivors wait then, and as what.
     """
     while blocks := [block for block, waits in waiting.items() if waits]:
         block = rng.choice(blocks)

@@ -247,8 +247,7 @@ def test_a_probe_passes_fails_or_is_void_because_the_client_was_late(told: Probe
 
 def test_a_search_brackets_the_capacity_and_repeats_each_failure() -> None:
     search = searched(up_to(250.0), resolution=0.2)
-    # 100 passes, so does 2 times that, 4 times that is 800; means: sqrt(200 * 800) = 400, 282.8, 237.8; 282.8 / 237.8
-    # is 1.19.
+    # 100 passes, as does 2 times that; 4 times that is 800. sqrt(200 * 800) = 400, 282.8, 237.8; 282.8 / 237.8 = 1.19.
     assert rates(search) == [100.0, 200.0, 800.0, 400.0, 282.8, 237.8, 282.8]
     assert (round(search.best_per_s, 1), search.ending) == (237.8, "bracketed")
     # The second probe, of 200/s, fails although 500/s are sustained.
