@@ -47,13 +47,16 @@ def block_pandas() -> None:
         sys.meta_path.insert(0, PandasBlocker())
 
 
-def end_with_raylet() -> None:
-    """Makes the kernel kill this process with its raylet, if it is one of Ray's agents; only on Linux."""
+def prepare_agent() -> None:
+    """Ends this process with its raylet, by the kernel, and logs less, if it is one of Ray's agents; only on Linux."""
     raylet = os.environ.get(RAYLET_PID)
     if raylet is None or sys.platform != "linux" or not any(each.endswith(AGENTS) for each in sys.orig_argv):
         return
     import ctypes
+    import logging
 
+    # A service has no dashboard, for whose address this module would log an error with a traceback every second.
+    logging.getLogger("ray.dashboard.modules.event.event_agent").setLevel(logging.CRITICAL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(raylet):  # the raylet has already ended
         os._exit(1)
@@ -69,5 +72,5 @@ def run_next_sitecustomize() -> None:
 
 if __name__ == "sitecustomize":
     block_pandas()
-    end_with_raylet()
+    prepare_agent()
     run_next_sitecustomize()

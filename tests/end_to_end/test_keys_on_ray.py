@@ -109,3 +109,4 @@ def test_logs_hold_nothing_that_callers_send(url: str, one_ray: OneRay, http: ht
     found = [path for path in [*logs.rglob("*"), one_ray.log] if path.is_file()]
     assert any("ingress" in path.name and b"API keys were reloaded" in path.read_bytes() for path in found)
     assert [path.name for path in found if MARKER in path.read_bytes()] == []
+    assert [path.name for path in found if b"Get dashboard http address failed" in path.read_bytes()] == []
