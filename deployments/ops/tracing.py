@@ -10,6 +10,7 @@ them over OTLP/HTTP. This module is imported only if tracing is on.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -26,8 +27,8 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -155,7 +156,7 @@ class RequestRecord:
         return [prepare, *(each for each in inputs if each in slowest), reply]
 
 
-TRACES_PATH = "/v1/traces"
+logger = logging.getLogger(f"ray.serve.{__name__}")
 DEFAULT_RATIO = 0.01
 CLOSE_S = 2.0
 """Timeout in seconds for sending the last spans when the ingress stops."""
@@ -303,6 +304,22 @@ class Tracer:
             span.leave(self.clock.now_s(), error=repr(error))
 
 
+class SpanExporter(OTLPSpanExporter):
+    """Warns when spans begin to be lost, and when they are sent again.
+
+    The SDK logs every lost batch, but to stderr, which is in Serve's log only at level INFO.
+    """
+
+    is_losing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if self.is_losing != (result is not SpanExportResult.SUCCESS):
+            self.is_losing = not self.is_losing
+            logger.warning("the collector accepts %s", "no traces; they are lost" if self.is_losing else "traces again")
+        return result
+
+
 def build_tracer(settings: TracingSettings, application: str, clock: Clock, starts: Collection[int]) -> Tracer:
     """Returns the tracer of the settings. The SDK's environment variables replace settings that are not set."""
     ratio = settings.ratio
@@ -312,7 +329,7 @@ def build_tracer(settings: TracingSettings, application: str, clock: Clock, star
     name = settings.service_name or os.environ.get(OTEL_SERVICE_NAME) or application
     resource = Resource.create({SERVICE_NAME: name})
     provider = TracerProvider(sampler=sampler, resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
+    provider.add_span_processor(BatchSpanProcessor(SpanExporter(endpoint=traces_url(settings.endpoint))))
     return Tracer(provider, clock, ratio=ratio, starts=starts)
 
 
@@ -321,4 +338,4 @@ def traces_url(endpoint: str | None) -> str | None:
     if endpoint is None:
         return None
     path = urlsplit(endpoint).path.rstrip("/")
-    return endpoint if path else endpoint.rstrip("/") + TRACES_PATH
+    return endpoint if path else endpoint.rstrip("/") + "/v1/traces"

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from msgspec import structs
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import ValidationError
 
@@ -21,7 +21,7 @@ from deployments.api.operations import InferRequest
 from deployments.choices import TracingSettings
 from deployments.ingress.core.calls import Call
 from deployments.ingress.core.inputs import PendingInput, sample_id_of
-from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, Tracer, traces_url
+from deployments.ops.tracing import MAX_INPUT_SPANS, InputSpan, RequestRecord, Span, SpanExporter, Tracer, traces_url
 from deployments.versions.traffic import TrafficSplitter
 from deployments.wire.messages import Chunk, Timing
 from earlyexit.network.boundary import Answer
@@ -163,6 +163,15 @@ def test_a_collector_that_does_not_answer_delays_the_end_only_shortly(monkeypatc
     Tracer(provider, ManualClock()).close()
     assert (provider.shutdown.call_count, answers.is_set()) == (1, False)
     answers.set()  # ends the thread
+
+
+def test_lost_traces_are_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    results = [SpanExportResult.FAILURE] * 2 + [SpanExportResult.SUCCESS] * 2
+    monkeypatch.setattr("deployments.ops.tracing.OTLPSpanExporter.export", lambda *_: results.pop(0))
+    exporter = SpanExporter()
+    while results:
+        exporter.export([])
+    assert caplog.messages == ["the collector accepts no traces; they are lost", "the collector accepts traces again"]
 
 
 def test_invalid_tracing_settings_are_refused() -> None:
