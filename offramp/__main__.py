@@ -1,5 +1,15 @@
-"""`python -m offramp`: the command line."""
+"""The command line: `python -m offramp`, and the script `offramp`."""
 
-from offramp.cli.app import main
 
-main()
+def main() -> None:
+    """Runs a command. Ctrl-C ends it with status 130, also while its modules are imported."""
+    try:
+        from offramp.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

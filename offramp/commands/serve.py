@@ -53,6 +53,8 @@ def _settings_of(job: ServeJob) -> tuple[ServeSettings, LocalCluster]:
 
         service, source = read_document(job.model)
         cluster = _checked_cluster(job, service, job.model.parent)
+        if service.planner.plan is None:
+            print(f"planning {service.name}: usually less than a minute", flush=True)
         settings = build_service(service, source).settings
     else:
         document, folder = job.document, model_folder_for(job.model)

@@ -90,7 +90,7 @@ def test_the_wheel_holds_every_package_its_data_and_the_command(wheel: Path) -> 
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         [points] = [name for name in names if name.endswith("entry_points.txt")]
-        assert "offramp = offramp.cli.app:main" in archive.read(points).decode()
+        assert "offramp = offramp.__main__:main" in archive.read(points).decode()
     folders = {name.partition("/")[0] for name in names}
     tracked = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {line for line in tracked.stdout.splitlines() if not line.endswith(".md")} <= names

@@ -27,7 +27,7 @@ from optimizer.plans.plan import stock_plan
 from optimizer.search.decision import Strategy
 from tests.free_port import free_port
 from tests.model_cards import change_card
-from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of, written
+from tests.offramp.cli.runs import ROOT, Answering, Captured, refused, run, serving, url_of, written
 
 
 @pytest.fixture
@@ -256,9 +256,18 @@ def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_ur
     assert (tmp_path / "out.csv").read_text() == "text,label,score,exit,error\npay,bill,0.9,0,\n"
 
 
+receives = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+
+def test_an_interrupt_while_modules_are_imported_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)", encoding="utf-8")
+    command, path = (sys.executable, "-m", "offramp"), {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(command, env=os.environ | path, preexec_fn=receives, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_an_interrupt_ends_predictions_of_a_silent_pipe(answering_url: str) -> None:
     command = (sys.executable, "-m", "offramp", "predict", "-", "--batch", "1", "--url", answering_url)
-    receives = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, preexec_fn=receives
     ) as process:

@@ -204,7 +204,7 @@ def test_idle_and_empty_clusters_are_reported(ray: FakeRay, capsys: Captured, se
     assert ray.config["applications"] == []
 
 
-def test_serve_reads_the_service_file_once(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_reads_a_file_once(service: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     reads = list[Path]()
 
     def reading(path: Path, raises: type[InputError]) -> Source:
@@ -215,6 +215,7 @@ def test_serve_reads_the_service_file_once(service: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(serve, "check_model", lambda _: None)
     settings, cluster = serve._settings_of(ServeJob.model_validate({"model": service, "port": 8998}))
     assert (settings.app, cluster.port, reads) == ("demo", 8998, [service])
+    assert capsys.readouterr().out == "planning demo: usually less than a minute\n"
 
 
 def test_a_wrong_service_file_and_options_that_it_sets_are_refused(service: Path, capsys: Captured) -> None:
