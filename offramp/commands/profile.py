@@ -400,8 +400,7 @@ def _best_plan(
 def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int, int]:
     """Returns the number of batches to compute at once and the threads of each; `rate_per_s` is that of one thread.
 
-    Each core gets a batch, unless fewer handle the rate of an ingress. If memory limits the number, each batch gets
-    more threads.
+    Each core gets a batch, unless fewer handle the rate of an ingress. If memory allows fewer, each has more threads.
     """
     cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * (folder / WEIGHTS_FILE).stat().st_size
     fitting = max(1, int(machine_memory()[1] / 2 / each_bytes)) * _batches_of_replica(rate_per_s, backend)

@@ -37,7 +37,7 @@ from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.store import read_card
 from offramp.client.client import Client, open_http
-from offramp.client.protocol import key_header
+from offramp.client.protocol import Failure, connection_failure, key_header, read_reply
 from offramp.commands.options import (
     CanaryJob,
     DeleteJob,
@@ -155,11 +155,15 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     """Returns the service's plan. If it reports none, prints the reason on stderr and returns None."""
     try:
         with open_http(httpx.Client, url, headers=headers, timeout=10.0) as http:
-            plan: dict[str, Any] = http.get("plan").raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
-        print(f"no plan: {url}/plan: {str(error).partition(chr(10))[0]}", file=sys.stderr)
-        return None
-    return plan
+            response = http.get("plan")
+        outcome = read_reply(response.status_code, response.content)
+    except httpx.HTTPError as error:
+        outcome = connection_failure(str(error))
+    if isinstance(outcome, dict):
+        return outcome
+    reason = outcome.error if isinstance(outcome, Failure) else "this is no service of Offramp"
+    print(f"no plan: {url}/plan: {str(reason).partition(chr(10))[0]}", file=sys.stderr)
+    return None
 
 
 def status_tables(document: Mapping[str, Any]) -> list[Table]:
@@ -178,9 +182,10 @@ def status_tables(document: Mapping[str, Any]) -> list[Table]:
     if not isinstance(inner, Mapping) or not inner["chains"]:
         return [table]
     title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
-    hops = plan.get("hops")
-    if isinstance(hops, Mapping) and hops.get("dtype") == "float16":
+    if (plan.get("hops") or {}).get("dtype") == "float16":
         title += "; hidden states between stages in float16"
+    if plan.get("suspended"):
+        title += f"; but all inputs are refused: {plan['suspended']}"
     several = len(inner["chains"]) > 1
     names = ("chain", "share") if several else ()
     columns = (*names, "stage", "device", "replicas", "blocks", "batch", "ramps\nafter")

@@ -111,8 +111,7 @@ class CalibrationData:
     def card(self, always: Sequence[int] | None = None, *, entry: int = 0) -> CalibrationCard:
         """Returns a calibration for inputs that enter at block `entry`.
 
-        The job's ramps get thresholds. If it names none, all ramps do, or if `always` is given, these and a few useful
-        ramps from the entry on.
+        The job's ramps get thresholds. If it names none, all do or, with `always`, these and a few useful later ramps.
         """
         job, own, (design_N, tested_N) = self.job, self.views[0], self.parts
         promised = [promised_records(each, job) for each in self.views]
@@ -245,8 +244,7 @@ def work_share(
 ) -> float:
     """Returns the mean work per input, as a share of the full model's.
 
-    `first`: the full model's first block, above 0 in a chain. Inputs enter at block `entry`. Without `block_costs`, all
-    blocks cost the same.
+    `first`: the full model's first block, above 0 in a chain. Inputs enter at `entry`. Blocks cost the same by default.
     """
     costs_N = np.ones(len(survival)) if block_costs is None else np.asarray(block_costs, dtype=np.float64)
     return float(np.dot(survival[entry:], costs_N[entry:]) / costs_N[first:].sum())

@@ -34,11 +34,10 @@ def test_serve_does_not_import_pandas_but_other_modules_can(tmp_path: Path, monk
 
 def test_processes_started_within_the_block_do_not_import_pandas_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     for told in (None, "/mine"):
         if told is not None:
             monkeypatch.setenv("PYTHONPATH", told)
-        else:
-            monkeypatch.delenv("PYTHONPATH", raising=False)
         with without_pandas():
             first, *others = os.environ["PYTHONPATH"].split(os.pathsep)
             assert os.path.isfile(os.path.join(first, "sitecustomize.py"))

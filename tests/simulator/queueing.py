@@ -34,8 +34,7 @@ def batch_latency_s(rate_per_s: float, service_s: Sequence[float]) -> float:
     """Returns the mean time in a server that, when free, takes all waiting inputs up to a limit as one batch.
 
     `service_s`: seconds of a batch, by its size less 1. The numbers that remain after each batch form a Markov chain.
-    Its stationary probabilities and the mean number in the system between two ends (renewal reward) give the mean time
-    (Little's law).
+    Its stationary probabilities and the mean number between two ends (renewal reward) give the mean (Little's law).
     """
     left_S = _stationary(_transitions(rate_per_s, service_s))
     assert left_S[-1] < TAIL, "longer queues are likely"

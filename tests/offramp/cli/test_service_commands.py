@@ -5,13 +5,13 @@ from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from deployments.settings import ServeSettings
-from earlyexit.data.source_file import Source, read_source
-from earlyexit.errors import InputError
+from earlyexit.data.source_file import read_source
 from offramp.commands import serve
 from offramp.commands.service import status_tables
 from offramp.spec import file
@@ -78,7 +78,10 @@ class Handler(Answering):
             "/api/v0/nodes": {"data": {"result": {"result": nodes}}},
             "/api/serve/applications/": self.server.describe(),
         }
-        self.say(answers[self.path.partition("?")[0]])
+        if self.path == "/down/plan":
+            self.say({"error": {"kind": "controller_unavailable", "message": "the controller does not answer"}}, 503)
+        else:
+            self.say(answers[self.path.partition("?")[0]])
 
     def do_PUT(self) -> None:
         self.server.config = self.take()
@@ -155,6 +158,9 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
     assert found["plan"] == PLAN
     assert found["applications"][0]["deployments"][0]["emulated"] is True
 
+    assert run("status", "--address", url_of(ray), "--url", f"{url_of(ray)}/down") == 0
+    assert capsys.readouterr().err == f"no plan: {url_of(ray)}/down/plan: the controller does not answer\n"
+
     assert run("delete", "demo", "--address", url_of(ray)) == 0
     assert capsys.readouterr().out == "demo is gone\n"
     assert ray.config["applications"] == []
@@ -169,16 +175,17 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
 
 
 @pytest.mark.parametrize(
-    ("hops", "words"),
+    ("facts", "words"),
     [
-        ({"dtype": "float16", "bytes_per_input": [512.0]}, "; hidden states between stages in float16"),
-        ({"dtype": "same", "bytes_per_input": [1024.0]}, ""),
-        (None, ""),
+        ({"hops": {"dtype": "float16", "bytes_per_input": [512.0]}}, "; hidden states between stages in float16"),
+        ({"hops": {"dtype": "same", "bytes_per_input": [1024.0]}}, ""),
+        ({"hops": None}, ""),
+        ({"suspended": "no plan"}, "; but all inputs are refused: no plan"),
     ],
-    ids=["half", "same", "of an earlier version"],
+    ids=["half", "same", "of an earlier version", "suspended"],
 )
-def test_status_reports_hops_in_half_precision(hops: Any, words: str) -> None:
-    _, plan = status_tables({"applications": [], "plan": PLAN | {"reason": "asked", "hops": hops}})
+def test_status_reports_hops_in_half_precision_and_suspensions(facts: dict[str, Any], words: str) -> None:
+    _, plan = status_tables({"applications": [], "plan": PLAN | {"reason": "asked"} | facts})
     assert plan.title == f"Plan in force: asked{words}"
 
 
@@ -205,16 +212,12 @@ def test_idle_and_empty_clusters_are_reported(ray: FakeRay, capsys: Captured, se
 
 
 def test_serve_reads_a_file_once(service: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    reads = list[Path]()
-
-    def reading(path: Path, raises: type[InputError]) -> Source:
-        reads.append(path)
-        return read_source(path, raises)
-
-    monkeypatch.setattr(file, "read_source", reading)
+    reads = Mock(wraps=read_source)
+    monkeypatch.setattr(file, "read_source", reads)
     monkeypatch.setattr(serve, "check_model", lambda _: None)
     settings, cluster = serve._settings_of(ServeJob.model_validate({"model": service, "port": 8998}))
-    assert (settings.app, cluster.port, reads) == ("demo", 8998, [service])
+    assert (settings.app, cluster.port) == ("demo", 8998)
+    assert [call.args[0] for call in reads.call_args_list] == [service]
     assert capsys.readouterr().out == "planning demo: usually less than a minute\n"
 
 
