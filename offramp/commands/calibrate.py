@@ -247,7 +247,7 @@ def join_records(
     """Returns exit records of all rows, in order, from temperature-scaled outputs of parts of the rows.
 
     The last block of the outputs is the full model. The policy `share` needs `confidences`, or with `choice` rows and a
-    budget, for which each ramp gets the best of a hundred confidences. Raises PlanError without both. `facts`: others.
+    budget, for which each ramp gets the best of a hundred. Raises PlanError without both. `facts`: further fields.
     """
     choice = choice if policy == "share" else None
     rows: list[int] = []
@@ -359,7 +359,7 @@ def _mixed_if_useful(recorded: CalibrationData, outputs: ByBlock, chain: ModelCh
     """Returns the data with the results of an ensemble, and if it is useful, with mixed answers.
 
     There is a view for each set of networks, all of them first. Weights and gain are found on the design rows alone. An
-    input counts as passed on at an end if no exit up to there passes the likely thresholds. `share` raises DataError.
+    input counts as passed on at an end if no exit up to there passes the likely thresholds. Raises DataError for share.
     """
     [alone], design, (task, truth_N) = recorded.views, recorded.parts[0], recorded.truth
     if alone.score == "share":

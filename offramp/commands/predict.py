@@ -76,7 +76,7 @@ async def predict_all(
 ) -> Exits:
     """Predicts every input and passes the rows to `write`, in order, while later batches are running.
 
-    `on_rows` gets the number of written rows. Raises DataError for the inputs, or the service's error, that ended it.
+    `on_rows` gets the number of written rows. Raises the error that ended the run early: DataError or the service's.
     """
     room, exits = threading.Semaphore(WAITING * job.concurrency), Exits()
     tasks = _start_batches(inputs, job, Sender(client, job, clock, sleep), room)

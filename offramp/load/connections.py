@@ -1,6 +1,6 @@
 """A small HTTP/1.1 client for the load generator, which may share its cores with the server and must be fast.
 
-Connections are kept alive and carry one request at a time. A request that finds none free opens one. No redirects.
+Connections are kept alive and carry one request at a time. A request that finds none free opens one.
 """
 
 from __future__ import annotations

@@ -70,16 +70,6 @@ class Admission:
         self._begin(plan, None)
         self.limit = self._planned
         """The largest cost of all unanswered inputs; infinite while nothing is known about the service."""
-        self._answered = self._late = self._refused = 0.0
-        """The cost of answered inputs, of those that were late, and of refused ones. These sums fade."""
-        self._lowest = 0.0
-        """The limit does not fall below this before `_fall_ends_s`."""
-        self._fall_ends_s = -math.inf
-        self._window_ends_s = -math.inf
-        self._has_refused = False
-        """Whether a request was refused in this window."""
-        self._took_s: list[float] = []
-        """The latencies of contested inputs in this window."""
 
     def follow(self, plan: Plan, tokens_per_input: float | None = None) -> None:
         """Switches to another plan. The ratio of the limit to the planned limit is taken over.
@@ -99,10 +89,6 @@ class Admission:
             else:
                 factor = tokens_per_input if self.counts_tokens else 1 / tokens_per_input
             self.limit = max(self._floor, self.limit * factor)
-        self._answered = self._late = self._refused = 0.0
-        # A window of both plans would end while the queues of the new one fill, and latencies are still short.
-        self._has_refused, self._took_s = False, []
-        self._fall_ends_s = self._window_ends_s = -math.inf  # the lowest limit was one of the previous plan, too
 
     def late_s(self, cost: float, left_s: float, *, unanswered: float, now_s: float) -> float:
         """Returns by how many seconds a request with a deadline in `left_s` would be late; 0: it is admitted.
@@ -145,7 +131,7 @@ class Admission:
             self.answered(waited_s, ahead, cost, now_s)
 
     def _begin(self, plan: Plan, tokens_per_input: float | None) -> None:
-        """Computes the unit of cost, the planned limit and the lowest limit of a plan."""
+        """Computes the unit of cost, the planned limit and the lowest limit of a plan, and begins its first window."""
         self.counts_tokens = self.is_on and any(split.tokens is not None for split in plan.splits)
         expected = plan.predicted.get("tokens_per_input") or tokens_per_input
         mean_cost = expected if self.counts_tokens else 1.0
@@ -154,6 +140,16 @@ class Admission:
         # A hand-written plan may predict nothing, or a rate of zero. Both leave the rate unknown.
         rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
         self._planned = max(self._floor, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
+        # A window of two plans would end while the queues of the second fill, and latencies are still short.
+        self._answered = self._late = self._refused = 0.0
+        """The cost of answered inputs, of those that were late, and of refused ones. These sums fade."""
+        self._lowest = 0.0
+        """The limit does not fall below this before `_fall_ends_s`."""
+        self._fall_ends_s = self._window_ends_s = -math.inf
+        self._has_refused = False
+        """Whether a request was refused in this window."""
+        self._took_s: list[float] = []
+        """The latencies of contested inputs in this window."""
 
     def _batch_room(self, plan: Plan, mean_cost: float | None) -> float:
         """Returns the cost of one full batch per replica and split under deferred dispatch, else 0.
