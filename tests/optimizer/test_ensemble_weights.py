@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from optimizer.calibration.ensemble import (
-    fit_weights,
-    gain,
-    held_out_gain,
-    likeliest_weight,
-    mix_networks,
-)
+from optimizer.calibration.ensemble import fit_weights, gain, held_out_gain, likeliest_weight, mix_networks
 from profiles.records import IntArray
 from profiles.scores import BoolArray, FloatArray
 

@@ -6,13 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from profiles.forecast import (
-    LEAST_WINDOWS,
-    MOST_WINDOWS,
-    SurvivalForecast,
-    forecast_rate,
-    forecast_survival,
-)
+from profiles.forecast import LEAST_WINDOWS, MOST_WINDOWS, SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory, last_break
 
 FloatArray = npt.NDArray[np.float64]

@@ -16,19 +16,7 @@ from simulator.events import CONTROLS
 from simulator.outcome import DROPS, Outcome
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play, simulate
-from tests.simulator.tiny_cases import (
-    AT_0,
-    AT_1,
-    AT_2,
-    POLICY,
-    TO_END,
-    kill,
-    plan,
-    problem,
-    scenario,
-    split,
-    stage,
-)
+from tests.simulator.tiny_cases import AT_0, AT_1, AT_2, POLICY, TO_END, kill, plan, problem, scenario, split, stage
 
 WHOLE = plan(stage(1, split(0, 4)))
 EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2))))

@@ -16,14 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded
 from earlyexit.codecs.prompt import LEFT, RIGHT, PromptCodec, copy_chat_files, write_chat_files
-from earlyexit.codecs.text import (
-    LONGEST_TEXT,
-    TOKENIZER_FILE,
-    TextCodec,
-    TextPairCodec,
-    WordPieces,
-    word_pieces_of,
-)
+from earlyexit.codecs.text import LONGEST_TEXT, TOKENIZER_FILE, TextCodec, TextPairCodec, WordPieces, word_pieces_of
 from earlyexit.errors import UnprocessableInputError
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import end_ids

@@ -7,13 +7,7 @@ from random import Random
 
 import pytest
 
-from earlyexit.foreign.dataflow import (
-    MOST_TENSORS,
-    Dataflow,
-    cut_sets_between,
-    find_sites,
-    with_cut_sets,
-)
+from earlyexit.foreign.dataflow import MOST_TENSORS, Dataflow, cut_sets_between, find_sites, with_cut_sets
 from tests.earlyexit.foreign.flows import disconnects, flow_of
 
 MASKED = (

@@ -8,14 +8,7 @@ from operator import methodcaller
 import numpy as np
 import pytest
 
-from experiments.controlled import (
-    Control,
-    Controlled,
-    Mix,
-    Order,
-    rows_in_turn,
-    simulate_controlled,
-)
+from experiments.controlled import Control, Controlled, Mix, Order, rows_in_turn, simulate_controlled
 from simulator.outcome import DROPS, UNANSWERED
 from simulator.scenario import Scenario
 from tests.experiments.controlled.controlled_cases import (

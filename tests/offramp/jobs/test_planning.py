@@ -21,15 +21,7 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import find_ensemble, mixed_outputs
 from offramp.commands.forecast import forecast_document, forecast_table, read_series
-from offramp.commands.plan import (
-    PlanAnswer,
-    answer,
-    answer_document,
-    plan_tables,
-    serving_plan,
-    what_if,
-    what_if_table,
-)
+from offramp.commands.plan import PlanAnswer, answer, answer_document, plan_tables, serving_plan, what_if, what_if_table
 from optimizer.calibration.ensemble import mix_networks
 from optimizer.cost.evaluate import evaluate
 from optimizer.plans.plan import PolicySpec, Stage

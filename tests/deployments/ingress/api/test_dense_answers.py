@@ -28,14 +28,7 @@ from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
-from tests.deployments.ingress.api.dense import (
-    BACKENDS,
-    FILES,
-    HEATMAPS,
-    IN_BASE64,
-    Answers,
-    DenseBackend,
-)
+from tests.deployments.ingress.api.dense import BACKENDS, FILES, HEATMAPS, IN_BASE64, Answers, DenseBackend
 from tests.deployments.ingress.api.faces import V2_INFER, FakeBackend, FakeContext, client_of
 from tests.deployments.ingress.api.signatures import TEXT
 from tests.earlyexit.tasks.maps import BODY, STREET

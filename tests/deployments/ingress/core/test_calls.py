@@ -6,14 +6,7 @@ import random
 
 import pytest
 
-from deployments.ingress.core.calls import (
-    CALL_TIMEOUT,
-    DEADLINE,
-    PAUSE,
-    IngressCounts,
-    Timers,
-    latencies_within,
-)
+from deployments.ingress.core.calls import CALL_TIMEOUT, DEADLINE, PAUSE, IngressCounts, Timers, latencies_within
 from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget

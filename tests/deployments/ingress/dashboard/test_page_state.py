@@ -11,13 +11,7 @@ import pytest
 
 from deployments.api.state import CONTROLLER_S, MAX_MISSED, StateRoutes
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ops.dashboard import (
-    MOST_REPLICAS,
-    Snapshot,
-    blocks_state,
-    page_state,
-    plan_state,
-)
+from deployments.ops.dashboard import MOST_REPLICAS, Snapshot, blocks_state, page_state, plan_state
 from deployments.ops.prometheus import Sample, metrics_text
 from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import BUCKET, ChainLoad

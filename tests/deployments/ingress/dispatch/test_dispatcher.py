@@ -18,13 +18,7 @@ from earlyexit.errors import ExecutionError, OfframpError, PlanError
 from earlyexit.network.boundary import AfterAnswer, Answer, Encoded
 from optimizer.plans.plan import NO_RAMPS, PlacedPlan, PolicySpec, stock_plan
 from profiles.stream import StreamShape
-from tests.deployments.ingress.dispatch.dispatcher_scene import (
-    PLAN,
-    TIMING,
-    TWO_TOKENS,
-    Scene,
-    survivors,
-)
+from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, TIMING, TWO_TOKENS, Scene, survivors
 from tests.deployments.wire_fakes import turns
 from tests.exit_records import exit_records
 from tests.model_cards import a_card
