@@ -146,8 +146,7 @@ class IngressMetrics(LazyMetrics):
         total = Tally()
         total.add(self._earlier)
         total.add(tally)
-        compared = "offramp_version_compared", "Inputs that two versions answered"
-        self.set_totals(*compared, total.compared, "outcome")
+        self.set_totals("offramp_version_compared", "Inputs that two versions answered", total.compared, "outcome")
         requests = "offramp_version_requests", "Requests without a version, by answering version"
         latency = "offramp_version_latency_seconds", "Latency by version, since its figures began"
         for version, each in total.versions.items():

@@ -120,8 +120,7 @@ def read_secret(path: Path) -> str:
     """Returns a file's text; raises InputError if it cannot be read, or if all users of the machine may read it."""
     try:
         with path.open(encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & stat.S_IROTH:
+            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
                 raise InputError(f"{path}: all users of this machine may read it; try: chmod 600 {path}")
             return file.read()
     except OSError as error:

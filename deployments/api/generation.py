@@ -19,7 +19,7 @@ from deployments.ingress.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
-from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
+from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError
 from earlyexit.network.boundary import Answer, PackedArray
 from earlyexit.sequences.sequence import Sampling, StepResult, TextStream, TokenSequence
 from earlyexit.tasks.token import TokenTask
@@ -42,6 +42,8 @@ class GenerateRequest:
     """Timeout of the whole sequence from its arrival; None: only the service's timeouts per token apply."""
     waits: bool = False
     """Whether to wait for pages, as the second and later answers to a request do: the first may have taken the last."""
+    num_answers: int = 1
+    """This answer and the later ones to its request. They start only if the ingress has room for all of them."""
     request_id: str = ""
     """For logs and traces."""
 
@@ -132,6 +134,8 @@ class GenerateService:
     rng: random.Random = field(default_factory=random.SystemRandom)
     """Different in every ingress, because sequences of all ingresses need different numbers at the replicas."""
     loop: GenerationLoop = field(init=False)
+    _waiting: dict[_RunningSequence, asyncio.TimerHandle] = field(default_factory=dict, init=False)
+    """The sequences that wait for pages, with the timers of their next attempts."""
 
     def __post_init__(self) -> None:
         self.loop = GenerationLoop(self.dispatcher.core.options, self.dispatcher.core.placed.plan, self.rng)
@@ -161,6 +165,7 @@ class GenerateService:
         state = self.loop.begin(sequence, now_s)
         running = _RunningSequence(state=state, stream=Stream(sequence.num_prompt), request=request)
         try:
+            self.dispatcher.core.check_room(request.num_answers, now_s)
             self._step(running)
         except OfframpError as refusal:
             self.loop.end(state, refusal.kind)
@@ -178,8 +183,7 @@ class GenerateService:
         token_s = min(token_s, settings.slo_s or math.inf)
         name = "the next token" if state.num_tokens else "the first token"
         whole_s = running.request.timeout_s or math.inf
-        whole_limit = state.arrived_s + whole_s, whole_s, "the whole answer"
-        return min((state.last_s + token_s, token_s, name), whole_limit)
+        return min((state.last_s + token_s, token_s, name), (state.arrived_s + whole_s, whole_s, "the whole answer"))
 
     def _step(self, running: _RunningSequence) -> None:
         """Sends the next step; raises what `Dispatcher.submit` raises."""
@@ -210,12 +214,13 @@ class GenerateService:
             self.loop.on_token(running.state, result.exit, self.clock.now_s())
             running.stream.put(result)
             if result.ended is not None:
-                self.loop.end(running.state, result.ended)
+                self._end(running, result.ended)
         # The next step is sent one turn of the event loop later. Readers then have their tokens first, and the next
         # steps of all sequences of one reply are sent together.
         asyncio.get_running_loop().call_soon(self._resume, running)
 
     def _resume(self, running: _RunningSequence) -> None:
+        self._waiting.pop(running, None)
         if running.state.placement.has_ended:
             return
         try:
@@ -233,18 +238,30 @@ class GenerateService:
             return
         logger.info("%s starts again after %d tokens: %s", running.request.request_id, running.state.num_tokens, error)
         left_s = max(0.0, self._limit(running)[0] - self.clock.now_s())
-        asyncio.get_running_loop().call_later(min(pause_s, left_s), partial(self._resume, running))
+        timer = asyncio.get_running_loop().call_later(min(pause_s, left_s), partial(self._resume, running))
+        if isinstance(error, OverloadedError):
+            self._waiting[running] = timer
+
+    def _end(self, running: _RunningSequence, reason: str) -> None:
+        """Ends a sequence. The one that has waited longest for its pages tries again before any new one."""
+        self.loop.end(running.state, reason)
+        self._waiting.pop(running, None)
+        if self._waiting and reason != OverloadedError.kind:
+            oldest = min(self._waiting, key=lambda each: each.state.arrived_s)
+            self._waiting.pop(oldest).cancel()
+            oldest.state.attempts = 0  # a running batch may still hold the pages, so another attempt must follow soon
+            asyncio.get_running_loop().call_soon(self._resume, oldest)
 
     def _fail(self, running: _RunningSequence, error: OfframpError) -> None:
         running.stream.fail(error)
-        self.loop.end(running.state, error.kind)
+        self._end(running, error.kind)
 
     def _abort(self, running: _RunningSequence) -> None:
         """Ends a sequence whose reader has aborted it."""
         if running.step_input is not None:
             self.dispatcher.give_up((running.step_input,), ABANDONED)
             running.step_input = None  # its callback has `running`
-        self.loop.end(running.state, ABANDONED)
+        self._end(running, ABANDONED)
 
     def _limit_error(self, running: _RunningSequence) -> DeadlineError:
         """Returns the error of a sequence that has exceeded a time limit."""

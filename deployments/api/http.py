@@ -92,8 +92,7 @@ class Routes:
     async def infer(self, request: HttpRequest) -> Response:
         """Answers the Open Inference Protocol v2, with tensors in JSON or in the binary extension."""
         body = await request.body()
-        json_length = request.headers.get(HEADER_LENGTH)
-        parse = partial(parse_v2, body, json_length, self._backend.signature, request.id)
+        parse = partial(parse_v2, body, request.headers.get(HEADER_LENGTH), self._backend.signature, request.id)
         infer_request, reply = await run(parse, in_thread=len(body) >= LARGE_BYTES)
         names_version = "version" in request.path_params
         served, answers = await infer_version(self._backend, infer_request, names_version=names_version)

@@ -153,6 +153,7 @@ class _PromptBody(SamplingBody):
                 ignores_ends=bool(sampling.ignore_eos),
                 timeout_s=sampling.timeout_s,
                 waits=index > 0,
+                num_answers=len(prompts) - index,
                 request_id=request_id,
             )
             for index, tokens in enumerate(prompts)
@@ -243,8 +244,7 @@ class ChatMessage(BaseModel):
 
     def as_text(self) -> dict[str, str]:
         """Returns the message for a chat template; raises InputError for tool calls and parts that are not texts."""
-        unsupported = [name for name, value in (self.model_extra or {}).items() if value not in (None, [], {}, "")]
-        if unsupported:
+        if unsupported := [name for name, value in (self.model_extra or {}).items() if value not in (None, [], {}, "")]:
             names = ", ".join(map(repr, unsupported))
             raise InputError(f"messages: {names} of a message is not supported; only texts are", param="messages")
         parts = self.content if isinstance(self.content, list) else [TextPart(type="text", text=self.content or "")]

@@ -151,9 +151,7 @@ class OpenAiWriter(ResponseWriter):
         num_prompt //= body.value("n")  # as with OpenAI, the tokens of a prompt count once
         super().__init__(num_prompt, head, reports_exits=bool(body.exits))
         self._chunk_head = head | ({"object": f"{kind}.chunk"} if self._is_chat else {})
-        options = body.stream_options or StreamOptions()
-        self._reports_usage = bool(options.include_usage)
-        self._is_usage_continuous = bool(options.continuous_usage_stats)
+        self._options = body.stream_options or StreamOptions()
         self._tokenizer = tokenizer
         self._index = 0
         """The number of the present answer."""
@@ -171,7 +169,7 @@ class OpenAiWriter(ResponseWriter):
             return chunk
         if self._index < len(self._echoed):
             return chunk + self.begin()
-        usage = event(self._chunk_head | {"choices": [], "usage": self._usage}) if self._reports_usage else b""
+        usage = event(self._chunk_head | {"choices": [], "usage": self._usage}) if self._options.include_usage else b""
         return b"".join((chunk, usage, DONE))
 
     def error(self, error: OfframpError) -> bytes:
@@ -197,8 +195,8 @@ class OpenAiWriter(ResponseWriter):
         self, content: Mapping[str, Any], parts: Sequence[TextDelta] = (), ours: Mapping[str, Any] | None = None
     ) -> bytes:
         chunk = self._chunk_head | {"choices": [self._choice(content, parts)]}
-        if self._reports_usage:
-            chunk["usage"] = self._usage if self._is_usage_continuous else None
+        if self._options.include_usage:
+            chunk["usage"] = self._usage if self._options.continuous_usage_stats else None
         return event(chunk | {"offramp": ours} if ours else chunk)
 
     def _choice(self, content: Mapping[str, Any], parts: Sequence[TextDelta]) -> dict[str, Any]:

@@ -245,8 +245,7 @@ class IngressCore(Unanswered):
         if is_probe:
             observed = [each for each, placement in zip(inputs, placements, strict=True) if placement.yields_token]
             self.observations.begin(observed, chain.plan, "probe", now_s)
-        is_first = not placements[0].keepers
-        return self.enter(chain, inputs, now_s, "probe" if is_probe else None, is_first=is_first)
+        return self.enter(chain, inputs, now_s, "probe" if is_probe else None, is_first=not placements[0].keepers)
 
     # Handle the parts of a call's reply. Inputs that the call does not hold are skipped. A block that the model does
     # not have raises ExecutionError, and nothing changes.

@@ -241,8 +241,7 @@ def test_history_survives_a_killed_process(tmp_path: Path) -> None:
         "os.kill(os.getpid(), 9)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "control.db")]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[3], check=False)
-    assert ended.returncode == -9
+    assert subprocess.run(command, cwd=Path(__file__).parents[3], check=False).returncode == -9
     History.check(tmp_path / "control.db", "app")
     assert opened(tmp_path).get("epoch") == 7
 

@@ -369,8 +369,7 @@ async def test_a_coming_plan_that_an_alarm_makes_too_weak_is_given_up_at_once(tm
     await scene.ticks(1, (750, 500))
     assert (scene.fleet.followed.plan.stages, thresholds_of(scene)) == (whole(5), SAFE)
     assert scene.history.plans(1)[0]["reason"] == "after an alarm"
-    described = describe(scene.loop, scene.history, settings(tmp_path))
-    assert described["tuning"]["alarms"] == 1
+    assert describe(scene.loop, scene.history, settings(tmp_path))["tuning"]["alarms"] == 1
 
 
 BOLD = {0: 0.8, 1: 0.8}

@@ -170,8 +170,7 @@ def test_warming_an_emulated_device_learns_times_of_inputs_without_tokens(
     written["codec"]["max_length"] = 1
     written["inputs"] = [each | {"per_token": False} for each in written["inputs"]]
     (without / "model.json").write_text(json.dumps(written))
-    settings = settings_of(without)
-    runner = build_runner(settings, device, clock=ManualClock())
+    runner = build_runner(settings_of(without), device, clock=ManualClock())
     split = Split(first=0, end=2, batch=4)
     times = warm_up(runner, [(split,)], clock=ManualClock())
     assert times.mean_tokens(split) == 1.0

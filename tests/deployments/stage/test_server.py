@@ -183,12 +183,10 @@ async def test_the_number_of_connections_without_the_token_is_limited(
     known = await scene.caller()
     with monkeypatch.context() as patched:
         patched.setattr("deployments.replica.host.TOKEN_TIMEOUT_S", 0.0)
-        silent = await silent_caller(scene)
-        await soon(silent.ended.wait())
+        await soon((await silent_caller(scene)).ended.wait())
     assert all(each.is_known for each in scene.server.connections)
     monkeypatch.setattr("deployments.replica.host.MOST_UNKNOWN", 0)
-    one_more = await silent_caller(scene)
-    await soon(one_more.ended.wait())
+    await soon((await silent_caller(scene)).ended.wait())
     assert not known.ended.is_set()
 
 

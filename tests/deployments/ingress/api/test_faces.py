@@ -83,8 +83,7 @@ async def test_the_selected_version_answers_requests_that_name_none(ask: Ask, ba
     backend.versions.splitter = TrafficSplitter(**sides, clock=ManualClock())
     said = await ask(backend, "pay")
     assert (said.version, said.labels, backend.requests) == ("2", ("b",), [])
-    named = await ask(backend, "pay", version="1")
-    assert (named.version, len(backend.requests)) == ("1", 1)
+    assert ((await ask(backend, "pay", version="1")).version, len(backend.requests)) == ("1", 1)
 
 
 async def test_failures_are_logged_without_their_messages(

@@ -126,8 +126,8 @@ async def test_sampling_parameters_are_passed_on(teller: Teller) -> None:
         await asked(teller, "/v1/completions", TEXT | drawn | {"top_k": top_k})
         assert teller.asked[-1].sampling == Sampling(temperature=0.5, top_p=0.9, top_k=expected, seed=2**63 - 1)
     await asked(teller, "/v1/completions", TEXT | drawn | {"n": 3})
-    seeds = {each.sampling.seed: each.waits for each in teller.asked[-3:]}
-    assert seeds == {2**63 - 1: False, 0: True, 1: True}
+    seeds = {each.sampling.seed: (each.waits, each.num_answers) for each in teller.asked[-3:]}
+    assert seeds == {2**63 - 1: (False, 3), 0: (True, 2), 1: (True, 1)}
 
 
 async def test_defaults_are_those_of_openai(teller: Teller) -> None:

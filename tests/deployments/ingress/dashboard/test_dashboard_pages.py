@@ -224,8 +224,7 @@ async def test_viewers_get_an_event_if_an_update_takes_too_long(monkeypatch: pyt
     monkeypatch.setattr(state, "POLL_TIMEOUT_S", 0.01)
     scene = Scene()
     scene.takes_s = 1e6
-    viewer = await scene.joined()
-    assert await viewer.event() == FAILURE_EVENT
+    assert await (await scene.joined()).event() == FAILURE_EVENT
 
 
 async def test_too_many_viewers_are_refused_until_one_leaves() -> None:

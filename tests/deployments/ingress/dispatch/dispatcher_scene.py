@@ -165,8 +165,7 @@ class Scene:
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """Submits one input per letter."""
-        inputs = [(name, encoded) for name in names]
-        return self.dispatcher.submit(inputs, deadline_s, self._settle)
+        return self.dispatcher.submit([(name, encoded) for name in names], deadline_s, self._settle)
 
     async def sent(self, names: str) -> StageCallLog:
         """Submits inputs, and returns the resulting call to the first stage."""

@@ -263,6 +263,15 @@ async def test_streams_wait_for_room_if_they_have_early_tokens_or_are_later_answ
         assert service.num_lost == 0
 
 
+async def test_a_sequence_that_waits_for_pages_gets_them_before_a_new_one() -> None:
+    async with served(plan(replicas=1), lambda: decoder(hf_decoder(), num_pages=6)) as service:
+        first, waiting = (service.begin((1, 2, 3), max_tokens=20, waits=waits) for waits in (False, True))
+        await soon(all_of(first))
+        with pytest.raises(OverloadedError):
+            await soon(all_of(service.begin((1, 2, 3), max_tokens=20)))
+        assert len(await soon(all_of(waiting))) == 20
+
+
 async def test_ended_sequences_leave_no_pages_and_no_garbage(service: Service, expected: Expected) -> None:
     gc.disable()  # streams in reference cycles would stay
     streams = [service.begin(prompt) for prompt in expected]
@@ -321,6 +330,7 @@ async def test_invalid_sequences_are_refused_before_anything_runs() -> None:
             ((1,), {"max_tokens": 0}, InputError),
             ((1,), {"timeout_s": 0.0}, InputError),
             ((1,), {"timeout_s": 1e6}, InputError),
+            ((1,), {"num_answers": 2}, InputError),
         ):
             with pytest.raises(error):
                 service.begin(prompt, **asked)
@@ -331,4 +341,4 @@ async def test_invalid_sequences_are_refused_before_anything_runs() -> None:
         service.dispatcher.suspend("nothing is left")
         with pytest.raises(StageUnavailableError):
             service.begin((3,))
-        assert service.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
+        assert service.service.loop.counts.ended == {"input": 1, "overloaded": 1, "stage_unavailable": 1}

@@ -42,8 +42,7 @@ async def test_the_spans_of_a_request_add_up_to_its_latency(tmp_path: Path, rece
         for ids in ("a", "b", "c", "d", "abcd"):
             assert (await service.ask(*ids)).status_code == 200
     roots = receiver.requests()
-    inputs = roots[-1].named("input")
-    assert [each.attributes["offramp.exit"] for each in inputs] == [0, 1, 2, 3]
+    assert [each.attributes["offramp.exit"] for each in roots[-1].named("input")] == [0, 1, 2, 3]
     assert [each.attributes["offramp.batch"] for each in roots[-1].named("split 0 to 1")] == [4] * 4
     assert [each.attributes["offramp.batch"] for each in roots[-1].named("split 2 to 2")] == [2] * 2
     assert [lasting(root) for root in roots] == pytest.approx([root.seconds for root in roots], rel=1e-3)

@@ -98,8 +98,7 @@ class Slot:
 
     async def sent(self, sample_ids: str) -> tuple[AwaitedCall, Asked]:
         """Sends a call; returns it and the replica that it reached."""
-        call = self.call(sample_ids)
-        return call, await self.asked()
+        return self.call(sample_ids), await self.asked()
 
     async def taker(self, sample_ids: str) -> str:
         """Returns the replica of a new call, which stays open."""
