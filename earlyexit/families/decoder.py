@@ -309,8 +309,9 @@ _BEHIND = TensorSpec(name="behind", shape=(), dtype="int32", below=1)
 
 
 IGNORED = {
-    "begin_suppress_tokens": [], "encoder_no_repeat_ngram_size": 0, "forced_bos_token_id": None, "min_length": 0,
-    "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beams": 1, "repetition_penalty": 1, "sequence_bias": {},
+    "begin_suppress_tokens": [], "encoder_no_repeat_ngram_size": 0, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beams": 1,
+    "repetition_penalty": 1, "sequence_bias": {},
 }  # fmt: skip
 """Unsupported settings of `transformers` for greedy answers, with values that, like None, change nothing."""
 

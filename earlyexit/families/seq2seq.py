@@ -69,8 +69,7 @@ class Seq2SeqConfig(DecoderConfig):
 
 def new_norm(config: Seq2SeqConfig) -> nn.Module:
     """Returns a norm over hidden states."""
-    kind = nn.LayerNorm if config.bias else nn.RMSNorm
-    return kind(config.hidden_size, config.norm_eps)
+    return (nn.LayerNorm if config.bias else nn.RMSNorm)(config.hidden_size, config.norm_eps)
 
 
 class Residual(nn.Module):

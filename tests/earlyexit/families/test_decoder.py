@@ -368,10 +368,10 @@ def test_a_checkpoint_is_read_with_its_settings(
     settings.suppress_tokens, settings.bad_words_ids = [greedily[0][1]], [[greedily[1][2]]]
     expected = by_transformers(theirs, kind)
     settings.bad_words_ids += [[8, 9]]
-    settings.update(repetition_penalty=1.5, forced_bos_token_id=0, min_length=0)
+    settings.update(repetition_penalty=1.5, forced_bos_token_id=0, forced_eos_token_id=0, min_length=0)
     theirs.save_pretrained(tmp_path)
     pretrained, family = load_pretrained(str(tmp_path))
-    assert pretrained.ignored == ("forced_bos_token_id", "repetition_penalty", "bad_words_ids")
+    assert pretrained.ignored == ("forced_bos_token_id", "forced_eos_token_id", "repetition_penalty", "bad_words_ids")
     ours = answering.backbone.state_dict()
     assert all(values.equal(ours[name]) for name, values in pretrained.backbone.state_dict().items())
     sequences = {n: sequence(source, start=pretrained.start) for n, source in enumerate(SOURCES, 1)}
