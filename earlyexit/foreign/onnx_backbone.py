@@ -287,12 +287,9 @@ class OnnxBackbone(Backbone):
         return rows.clamp_min(torch.finfo(getattr(torch, self.config.cuts[-1][0].dtype)).tiny).log()
 
     @cached_property
-    def _graph(self) -> Any:
-        return read_graph(self._folder, self.config.file)
-
-    @cached_property
-    def _flow(self) -> Dataflow:
-        return dataflow_of(self._graph.graph)
+    def _graph(self) -> tuple[Any, Dataflow]:
+        graph = read_graph(self._folder, self.config.file)
+        return graph, dataflow_of(graph.graph)
 
     def _open(self, span: tuple[int, int, str]) -> tuple[Part, Any]:
         """Returns the part of the graph with these blocks, and its session."""
@@ -302,12 +299,13 @@ class OnnxBackbone(Backbone):
         before = {each.name: each for each in self.config.before(first)}
         after = [each for each in self.config.cuts[end - 1] if each.name not in before]
         layout_inputs = self.config.layout_inputs
-        part = self._flow.part(before, layout_inputs, [each.name for each in after])
+        graph, flow = self._graph
+        part = flow.part(before, layout_inputs, [each.name for each in after])
         given = before | layout_inputs
         inputs = [_value_info(given[name]) for name in part.inputs if name in given]
         ranks = {name: len(self.config.sizes[name]) for name in part.sizes}
         inputs += [make_tensor_value_info(name, TensorProto.INT64, [rank]) for name, rank in ranks.items()]
-        model = part_model(self._graph, part, inputs, [*map(_value_info, after)])
+        model = part_model(graph, part, inputs, [*map(_value_info, after)])
         return part, open_session(model, self._folder, device_type=device_type)
 
 

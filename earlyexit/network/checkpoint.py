@@ -80,12 +80,10 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
     transformers.logging.set_verbosity_error()  # a refusal has one line
     location, file = _location(source)
     _check_hub(source)
-    try:
+    what = "not a checkpoint that can be read" if file or Path(source).is_dir() else NOT_FOUND
+    with in_one_line(f"{source!r} is {what}"):
         # Without the argument, transformers would ask whether to run code of the checkpoint.
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False, **file)
-    except Exception as error:  # depends on the libraries that read and check the file
-        what = "not a checkpoint that can be read" if file or Path(source).is_dir() else NOT_FOUND
-        raise ModelFolderError(f"{source!r} is {what}: {first_line(error)}") from error
     family = find_family(config.model_type)
     if file:
         _check_gguf(location, file["gguf_file"])
@@ -97,16 +95,16 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
     }
     names = " ".join(map(str, config.architectures or (("ForCausalLM",) if file else ())))
     loader = next((each for suffix, each in loaders.items() if suffix in names), transformers.AutoModel)
-    try:
+    with in_one_line(f"the weights of {source!r} cannot be loaded"):
         hf_model, report = loader.from_pretrained(
             location, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **file
         )
-    except Exception as error:  # depends on the libraries that read the file, and on the configuration
-        raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {first_line(error)}") from error
     # Weights that are missing or have another shape would be random. Encoders are used without their poolers.
     absent = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     if lacking := sorted(name for name in absent if not name.startswith("pooler.")):
-        raise ModelFolderError(f"the weights of {source!r} lack {lacking[0]} in the shape of its configuration")
+        longer = [name for name in report["unexpected_keys"] if name.endswith(f".{lacking[0]}")]
+        advice = f"; they have {longer[0]}: save the module inside DataParallel or torch.compile" if longer else ""
+        raise ModelFolderError(f"the weights of {source!r} lack {lacking[0]} in the shape of its configuration{advice}")
     if broken := [name for name, weights in hf_model.named_parameters() if not weights.isfinite().all()]:
         raise ModelFolderError(f"the weights of {source!r} have NaN or infinite numbers in {broken[0]}")
     with in_one_line(f"{source!r} has a configuration that is not supported"):
@@ -122,11 +120,9 @@ def _check_hub(source: str) -> None:
 
     if source.endswith(GGUF_SUFFIX) or Path(source).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
         return
-    try:
+    with in_one_line(f"{source!r} is {NOT_FOUND}"):
         if not isinstance(huggingface_hub.try_to_load_from_cache(source, CONFIG), str):
             huggingface_hub.get_session().head(huggingface_hub.hf_hub_url(source, CONFIG))
-    except Exception as error:  # depends on the hub's HTTP library; ValueError for invalid names
-        raise ModelFolderError(f"{source!r} is {NOT_FOUND}: {first_line(error)}") from error
 
 
 def _location(source: str) -> tuple[str, dict[str, str]]:

@@ -33,9 +33,9 @@ from deployments.local_ray.cluster import FOLDER_OF_SOCKETS, HAPROXY_PORTS, RAY_
 from deployments.local_ray.ports import RunningProcess, find_listeners, find_process, is_free_address
 from earlyexit.engine.cpu import BFLOAT16, processor_flags
 from earlyexit.errors import InputError, OfframpError
-from earlyexit.network.store import CARD_FILE
+from earlyexit.network.store import CARD_FILE, load_network
 from offramp import installed_version
-from offramp.commands.folders import calibrate_command, check_files, check_model, checkpoint_labels, read_calibration
+from offramp.commands.folders import calibrate_command, check_model, model_folder_for, read_calibration
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import command, make_table, num_cores, output_of, print_result
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
@@ -347,18 +347,19 @@ def _model(folder: Path) -> Finding:
     answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
     kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
     description = f"{folder}: {card.name}, {kind}, {card.num_blocks} blocks, {answers}"
-    if not (folder / CALIBRATION_FILE).is_file():
-        return _without_exits(description, f"{calibrate_command(folder)}, or serve with --plan stock")
-    calibration, records = read_calibration(folder), ExitRecords.load(folder / RECORDS_FILE)
-    if not {*calibration.thresholds, *records.ramps} <= set(card.ramps):
-        raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(card.ramps)}")
-    return Finding(GIVEN, "ok", description)
+    is_calibrated = (folder / CALIBRATION_FILE).is_file()
+    if is_calibrated:
+        calibration, records = read_calibration(folder), ExitRecords.load(folder / RECORDS_FILE)
+        if not {*calibration.thresholds, *records.ramps} <= set(card.ramps):
+            raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(card.ramps)}")
+    load_network(folder)
+    advice = f"{calibrate_command(folder)}, or serve with --plan stock"
+    return Finding(GIVEN, "ok", description) if is_calibrated else _without_exits(description, advice)
 
 
 def _checkpoint(folder: Path) -> Finding:
-    labels = checkpoint_labels(folder)
-    check_files(folder)
-    description = f"{folder}: a classifier of transformers, {len(labels)} labels, served as it is"
+    card = check_model(model_folder_for(folder))
+    description = f"{folder}: a classifier of transformers, {len(card.label_names)} labels, served as it is"
     return _without_exits(description, command("ramp", folder, "--data", "LOG"))
 
 
@@ -371,6 +372,7 @@ def _service(path: Path, num_gpus: int) -> tuple[Finding, tuple[int, ...]]:
 
     parts = check_service(path)
     check_model(parts.model)
+    load_network(parts.model)
     counts, ingress = parts.inventory.counts, parts.document.ingress
     ports = tuple(filter(None, (ingress.port, ingress.grpc_port)))
     needed = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
@@ -383,7 +385,7 @@ def _service(path: Path, num_gpus: int) -> tuple[Finding, tuple[int, ...]]:
 
 
 def examine(targets: Sequence[Path], needed: Sequence[int]) -> tuple[Finding, ...]:
-    """Runs all checks and returns the findings. It does not import Ray, and torch only if a tokenizer needs it.
+    """Runs all checks and returns the findings. It does not import Ray, and torch only to load models.
 
     `targets`: model folders, checkpoints and service files to check too. `needed`: ports that must be free, besides
     the ports of the service files.

@@ -207,6 +207,7 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     """
     if (folder / CARD_FILE).is_file():
         raise InputError(f"{folder} is a model folder already; to calibrate its exits: {calibrate_command(folder)}")
+    refuse_adapter(folder)
     path = folder / CONFIG
     if not path.is_file():
         neither = f" is neither a model folder (no {CARD_FILE}) nor a checkpoint of transformers (no {CONFIG})"
@@ -244,28 +245,12 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
     return tuple(str(labels[str(each)]) for each in range(len(labels)))
 
 
-def check_files(folder: Path) -> None:
-    """Raises ModelFolderError if a checkpoint's weights are missing or incomplete, or its tokenizer cannot be loaded.
-
-    Reading `tokenizer.json` needs no torch.
-    """
-    from earlyexit.codecs.text import TOKENIZER_FILE, read_tokenizer
-
-    weights = sorted(folder.glob("*.safetensors"))
-    if not [*folder.glob("model.safetensors*"), *folder.glob("pytorch_model.bin*")]:  # also the index of several files
-        raise ModelFolderError(f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin")
-    for each in weights:
-        check_weights(each)
-        count = each.stem.partition("-of-")[2]  # in the name of a shard, such as model-00001-of-00002
-        if count.isdecimal() and len(shards := [*folder.glob(f"*-of-{count}.safetensors")]) < int(count):
-            raise ModelFolderError(f"{folder} has {len(shards)} of {int(count)} files *-of-{count}.safetensors")
-    if (folder / TOKENIZER_FILE).is_file():
-        read_tokenizer(folder / TOKENIZER_FILE)
-    else:
-        from earlyexit.network.checkpoint import copy_tokenizer
-
-        with TemporaryDirectory() as scratch:
-            copy_tokenizer(str(folder), Path(scratch))
+def refuse_adapter(folder: Path) -> None:
+    """Raises ModelFolderError for a folder of PEFT, such as LoRA's, with an adapter but no weights of a whole model."""
+    has_weights = any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    if (folder / "adapter_config.json").is_file() and not has_weights:
+        merge = "model.merge_and_unload().save_pretrained(FOLDER), tokenizer.save_pretrained(FOLDER)"
+        raise ModelFolderError(f"{folder} is an adapter of PEFT; merge it into its model, and name that folder: {merge}")
 
 
 def check_weights(path: Path) -> None:
@@ -315,7 +300,6 @@ def model_folder_for(model: Path) -> Path:
     if (folder / CARD_FILE).is_file():
         folder.parent.touch()
     else:
-        check_files(model)
         save_classifier(model, labels, folder)
         by_use = sorted((each for each in cache.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime_ns)
         for old in by_use[:-KEPT]:

@@ -13,7 +13,7 @@ from earlyexit.data.text_tables import TABLES, stream_table
 from earlyexit.errors import DataError
 from earlyexit.network.store import read_card
 from offramp.commands.calibrate import calibrate
-from offramp.commands.folders import check_files, checkpoint_labels, model_name_for
+from offramp.commands.folders import checkpoint_labels, model_name_for
 from offramp.commands.jobs import CalibrateJob, ProfileJob, RampJob, TrainJob, few_rows_advice
 from offramp.commands.output import command, percent, print_result, progress_bars, warn
 from offramp.commands.profile import KEPT_FILE, kept_profile
@@ -26,7 +26,6 @@ from profiles.latency import LatencyProfile
 def run(job: RampJob) -> None:
     """Trains and calibrates ramps, and prints the time that they save, with the command of the faster service."""
     labels = checkpoint_labels(job.folder)
-    check_files(job.folder)
     out, source = job.out or Path("runs") / model_name_for(job.folder), str(job.data)
     promise = CalibrateJob(
         budget=job.budget, confidence=job.confidence, seed=job.seed, source=source, latency=out / KEPT_FILE

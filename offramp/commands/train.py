@@ -39,7 +39,7 @@ from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT
 from earlyexit.training.ramps import FitOptions, Progress, exit_features, exit_outputs, no_progress, train_ramps
 from earlyexit.training.tokens import TOKEN_OPTIONS, GenerationOptions, generate, train_token_ramps
 from offramp.commands.calibrate import choose_score, join_records, prompts_of
-from offramp.commands.folders import calibrate_command, read_calibration, replacing_model
+from offramp.commands.folders import calibrate_command, read_calibration, refuse_adapter, replacing_model
 from offramp.commands.jobs import HELD_OUT, TOKEN, CalibrateJob, ChainJob, NewModelJob, TrainJob, TrainOptions
 from offramp.commands.output import print_result, progress_bars, provenance, warn
 from offramp.commands.thresholds import constant_accuracy, likely_thresholds, warnings_of, work_share
@@ -174,6 +174,7 @@ def _build_model(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         early = task_for(job, data, ()) if job.task in BY_DATA and data.are_labelled else None  # before any network
+        refuse_adapter(Path(job.backbone))
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         backbone, ramps = pretrained.backbone, ramp_options(job)
         if job.task == TOKEN:

@@ -98,12 +98,12 @@ def broken(name: str, content: str) -> Read:
     return read
 
 
-def lacking(name: str, make: Callable[[], Any]) -> Read:
-    """A checkpoint without one of its weights."""
+def lacking(name: str, make: Callable[[], Any], prefix: str = "") -> Read:
+    """A checkpoint without one of its weights, or with a prefix before all their names."""
 
     def read(folder: Path) -> object:
         model = make()
-        model.save_pretrained(folder, state_dict={k: v for k, v in model.state_dict().items() if k != name})
+        model.save_pretrained(folder, state_dict={prefix + k: v for k, v in model.state_dict().items() if k != name})
         return load_pretrained(str(folder))
 
     return read
@@ -136,6 +136,7 @@ REFUSED: dict[str, Read] = {
     "checkpoint: no head": misfit(architectures=["BertForSequenceClassification"]),
     "checkpoint: no weights of a block": misfit(num_hidden_layers=4),
     "checkpoint: no weights of a decoder's block": lacking("model.layers.3.mlp.up_proj.weight", hf_decoder),
+    "checkpoint: wrapped weights": lacking("", lambda: hf_model("bert"), "module."),
     "checkpoint: other sizes": misfit(intermediate_size=50),
     "checkpoint: an unknown activation": misfit(hidden_act="swoosh"),
     "checkpoint: no numbers": misfit(noise=float("nan")),

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -17,15 +16,16 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models
 
 from deployments.local_ray.cluster import RAY_FOLDER
 from deployments.local_ray.ports import RunningProcess
-from earlyexit.network.store import WEIGHTS_FILE
+from earlyexit.network.store import WEIGHTS_FILE, save_model
+from earlyexit.tasks.label import LabelTask
 from offramp.commands import doctor
 from offramp.commands.doctor import Finding, check_target, examine
 from optimizer.calibration.calibration_file import CALIBRATION_FILE
+from tests.earlyexit.codecs.prompts import byte_tokenizer
+from tests.earlyexit.network.models import small
 from tests.model_cards import change_card
 from tests.offramp.cli.runs import run_alone
 from tests.offramp.service.service_folders import write_model
@@ -35,9 +35,8 @@ from tests.offramp.service.service_folders import write_model
 def folder(tmp_path: Path) -> Path:
     """The folder of a calibrated model."""
     model = write_model(tmp_path / "model")
-    (model / WEIGHTS_FILE).unlink()
-    save_file({}, model / WEIGHTS_FILE)
-    Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")).save(str(model / "tokenizer.json"))
+    save_model(small(LabelTask(("bill", "weather")), num_blocks=3), model)
+    byte_tokenizer().save(str(model / "tokenizer.json"))
     return model
 
 
@@ -67,32 +66,20 @@ def said_of(path: Path) -> str:
 
 
 def test_a_model_folder_is_checked_as_the_service_reads_it(folder: Path) -> None:
-    assert check_target(folder) == (Finding("given", "ok", f"{folder}: m, bert, 3 blocks, 2 labels"), ())
+    assert check_target(folder) == (Finding("given", "ok", f"{folder}: random, bert, 3 blocks, 2 labels"), ())
     (folder / CALIBRATION_FILE).unlink()
     advice = f"offramp calibrate {folder} --data VALIDATION_FILE, or serve with --plan stock"
-    words = f"{folder}: m, bert, 3 blocks, 2 labels; no input leaves early"
+    words = f"{folder}: random, bert, 3 blocks, 2 labels; no input leaves early"
     assert check_target(folder) == (Finding("given", "warning", words, advice), ())
 
 
-def test_a_checkpoint_is_accepted_if_serve_accepts_it(checkpoint: Path, tmp_path: Path) -> None:
-    words = f"{checkpoint}: a classifier of transformers, 2 labels, served as it is; no input leaves early"
-    expected = Finding("given", "warning", words, f"offramp ramp {checkpoint} --data LOG")
-    assert check_target(checkpoint) == (expected, ())
-    assert "nor a checkpoint of transformers" in said_of(tmp_path)
-    shutil.copy(checkpoint / "config.json", tmp_path)
-    (tmp_path / "training_args.bin").touch()
-    assert said_of(tmp_path) == f"{tmp_path} has no weights: neither model.safetensors nor pytorch_model.bin"
-    (tmp_path / "model.safetensors").write_bytes(b"no")
-    assert "model.safetensors cannot be read" in said_of(tmp_path)
-    shutil.copy(checkpoint / "model.safetensors", tmp_path / "model-00001-of-00002.safetensors")
-    assert said_of(tmp_path) == f"{tmp_path} has 1 of 2 files *-of-00002.safetensors"
-
-
 def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: Path, tmp_path: Path) -> None:
+    assert "nor a checkpoint of transformers" in said_of(tmp_path)
     assert said_of(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such file or folder"
     change_card(folder, ramps=[0])
     assert "is of another model: its ramps are not [0]" in said_of(folder)
-    change_card(folder, ramps=[0, 1])
+    change_card(folder, ramps=[0, 1], ramp_style="mlp")
+    assert "model.safetensors does not fit model.json" in said_of(folder)
     (folder / WEIGHTS_FILE).write_bytes(b"no")
     assert "model.safetensors cannot be read" in said_of(folder)
     change_card(folder, num_blocks=0)
@@ -108,10 +95,10 @@ def test_a_service_file_is_checked_with_the_files_that_it_names(folder: Path) ->
         "slo: {latency_s: 1}\ncluster:\n  devices:\n    V100: {count: 3}\ningress: {port: 8250, grpc_port: 8251}\n"
     )
     service.write_text(text, encoding="utf-8")
-    assert check_target(service, 3) == (Finding("given", "ok", f"{service}: s, m on 3 V100"), (8250, 8251))
+    assert check_target(service, 3) == (Finding("given", "ok", f"{service}: s, random on 3 V100"), (8250, 8251))
     lacking, _ = check_target(service, 1)
     assert (lacking.verdict, "offramp deploy" in str(lacking.advice)) == ("failed", True)
-    assert lacking.found == f"{service}: s, m on 3 V100; needs 3 GPUs, 1 are here"
+    assert lacking.found == f"{service}: s, random on 3 V100; needs 3 GPUs, 1 are here"
     service.write_text(text + "planner: {control: false, tuning: guarantee}\n", encoding="utf-8")
     assert "service.yaml:12: tuning 'guarantee' needs the controller" in said_of(service)
     (folder / "tokenizer.json").unlink()

@@ -31,7 +31,7 @@ from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.tasks.checks import to_png
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands import folders, profile, serve
-from offramp.commands.doctor import check_target
+from offramp.commands.doctor import Finding, check_target
 from offramp.commands.folders import CLASSIFIERS, KEPT, model_folder_for, read_calibration
 from offramp.commands.jobs import RampJob, TrainJob
 from offramp.commands.predict import IMAGES, is_png, map_folder, with_pictures
@@ -306,20 +306,20 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
-    ("tokenizer", "words"),
+    ("name", "content", "words"),
     [
-        (None, "no fast tokenizer can be loaded from '{folder}': it has no vocabulary"),
-        ("{", "{folder}/tokenizer.json cannot be read as a fast tokenizer: EOF while parsing"),
+        ("tokenizer.json", None, "no fast tokenizer can be loaded from '{folder}': it has no vocabulary"),
+        ("tokenizer.json", "{", "{folder}/tokenizer.json cannot be read as a fast tokenizer: EOF while parsing"),
+        ("model.safetensors", None, "the weights of '{folder}' cannot be loaded: OSError: Error no file named model"),
     ],
-    ids=["missing", "broken"],
+    ids=["no tokenizer", "half a tokenizer", "no weights"],
 )
-def test_the_doctor_and_serve_refuse_a_tokenizer_with_the_same_message(
-    tokenizer: str | None, words: str, checkpoint: Path, tmp_path: Path, capsys: Captured
+def test_the_doctor_and_serve_refuse_a_checkpoint_with_the_same_message(
+    name: str, content: str | None, words: str, checkpoint: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "tuned")
     (folder / "tokenizer_config.json").unlink()
-    file = folder / "tokenizer.json"
-    file.unlink() if tokenizer is None else file.write_text(tokenizer)
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
     assert run("serve", folder) == 2
     refused = capsys.readouterr().err
     assert words.format(folder=folder) in refused
@@ -329,6 +329,8 @@ def test_the_doctor_and_serve_refuse_a_tokenizer_with_the_same_message(
 @pytest.mark.usefixtures("in_this_process")
 def test_a_checkpoint_is_served_stock(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its exports are those of the next test
+    words = f"{checkpoint}: a classifier of transformers, 2 labels, served as it is; no input leaves early"
+    assert check_target(checkpoint)[0] == Finding("given", "warning", words, f"offramp ramp {checkpoint} --data LOG")
     started: list[Any] = []
     monkeypatch.setattr(serve, "_serve_until_stopped", lambda settings, *_, **__: started.append(settings))
     serve.run(ServeJob(model=checkpoint))
