@@ -149,6 +149,8 @@ class Divisible(ForeignModel):
             return candidates[0]
         described = ", ".join(f"{name!r} {list(values[0].shape)}" for name, values in trials.items()) or "no tensor"
         hint = "; several can be the answer, choose one with --output" if candidates else ""
+        if any(each.op.endswith("ZipMap") for each in self.flow.operators):
+            hint += "; ZipMap returns no tensor: convert the model with options={'zipmap': False}"
         raise GraphError(
             f"{self.name} is no classifier: for {batches[0]} inputs it returns {described}; one output of two or "
             f"more numbers for each input is needed{hint}"

@@ -315,7 +315,8 @@ def crossing(name: str, trials: Sequence[Array]) -> Crossing:
     """Infers from its trial values how a tensor crosses. Raises GraphError if it cannot."""
     dtype: Any = str(trials[0].dtype)
     if dtype not in DTYPES:
-        raise GraphError(f"the graph's tensor {name!r} is {dtype}; tensors that cross can be {', '.join(DTYPES)}")
+        hint = "; quantize with QuantFormat.QDQ, whose tensors are float32" if dtype == "int8" else ""
+        raise GraphError(f"the graph's tensor {name!r} is {dtype}; tensors that cross can be {', '.join(DTYPES)}{hint}")
     for axes in get_args(Axes):
         shapes = zip(trials, _trial_shapes(len(trials)), strict=True)
         rows = [_row(trial.shape, axes, *shape) for trial, shape in shapes]

@@ -215,7 +215,11 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
 
 def crossing_sites(job: InjectJob, foreign: Divisible) -> tuple[Site, ...]:
     """Returns the sites where the model can be cut, and prints the others; raises GraphError if it can at none."""
-    sites = foreign.sites(sets=job.sets)
+    try:
+        sites = foreign.sites(sets=job.sets)
+    except GraphError as error:
+        advice = "; if the model takes fewer tokens, set --max-length" if foreign.inputs[0].per_token else ""
+        raise GraphError(f"{error}{advice}") from error
     if not sites:
         tensors = "one to three tensors carry" if job.sets else "one tensor carries"
         hint = "" if job.sets else "; --sets also cuts where two or three tensors do"

@@ -166,6 +166,11 @@ def onnx_files() -> dict[str, Read]:
         "onnx: a sequence is fed": numbers(
             "zero = Constant <value_int = 0> () x = SequenceAt(s, zero) logits = Gemm(x, w, b)", inputs="seq(float) s"
         ),
+        "onnx: quantized by the batch": numbers("q, scale, zero = DynamicQuantizeLinear(x) logits = Relu(x)"),
+        "onnx: int8 crosses": numbers("q = Cast <to = 3> (x) logits = Cast <to = 1> (q)", cuts=[["q"]]),
+        "onnx: a map is returned": numbers(
+            "logits = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2, 3]> (x)", gives="seq(map(int64, float)) logits"
+        ),
         "onnx: a sequence is returned": numbers("logits = SequenceConstruct(x, x)", gives="seq(float) logits"),
         "onnx: three rows before the inputs": numbers(
             "t = Transpose <perm = [1, 0, 2]> (x) r = Relu(t) zero = Constant <value_ints = [0]> () "
