@@ -19,7 +19,7 @@ from cluster.memory import machine_memory
 from earlyexit.backends import BackendName, computed_by
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.cpu import first_processor
-from earlyexit.errors import InputError
+from earlyexit.errors import DataError, InputError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.folders import read_calibration
@@ -260,7 +260,11 @@ def kept_profile(folder: Path, job: ProfileJob, notify: Notify) -> LatencyProfil
     Batch sizes and repeats are chosen by `MOST_S`, not by the job. Lengths default to the mean input length.
     """
     path, current = folder / KEPT_FILE, circumstances(folder, job)
-    kept = LatencyProfile.load(path) if path.is_file() else None
+    try:
+        kept = LatencyProfile.load(path) if path.is_file() else None
+    except DataError as error:  # only half was written, or another version wrote it
+        notify(f"profile: {error}")
+        kept = None
     before = {} if kept is None else kept.provenance.get(ASKED, {})
     changed = [name for name, value in current.items() if before.get(name) != value]
     if kept is not None and job.lengths not in (None, kept.lengths):
@@ -290,8 +294,13 @@ def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
     """
     card = read_card(folder)
     machine = {"processor": cpu_name(), "cores": num_cores(), "device": job.device}
-    model = {"blocks": card.num_blocks, "ramps": list(card.ramps), "size": (folder / WEIGHTS_FILE).stat().st_size}
+    model = {"blocks": card.num_blocks, "ramps": list(card.ramps), "size": weights_bytes(folder, card)}
     return machine | model | {"backend": job.backend, "dtype": job.dtype}
+
+
+def weights_bytes(folder: Path, card: ModelCard) -> int:
+    """Returns the size of a model's weights, including those in the files of a foreign network."""
+    return sum((folder / name).stat().st_size for name in (WEIGHTS_FILE, *card.network_files))
 
 
 class ProcessorClock:
@@ -402,7 +411,7 @@ def _workers(folder: Path, rate_per_s: float, backend: BackendName) -> tuple[int
 
     Each core gets a batch, unless fewer handle the rate of an ingress. If memory allows fewer, each has more threads.
     """
-    cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * (folder / WEIGHTS_FILE).stat().st_size
+    cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * weights_bytes(folder, read_card(folder))
     fitting = max(1, int(machine_memory()[1] / 2 / each_bytes)) * _batches_of_replica(rate_per_s, backend)
     needed = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
     return (fitting, cores // fitting) if fitting < needed else (needed, 1)

@@ -24,7 +24,8 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import FitOptions, exit_outputs, train_ramps
 from offramp.commands.calibrate import calibrate
 from offramp.commands.doctor import check_target
-from offramp.commands.jobs import CalibrateJob
+from offramp.commands.jobs import CalibrateJob, ProfileJob
+from offramp.commands.profile import circumstances
 from offramp.spec.application import checked_card
 from offramp.spec.documents import ApplicationDocument
 from offramp.spec.file import _parameter_bytes
@@ -86,7 +87,7 @@ def test_a_runner_answers_its_batches_as_the_model_does(folder: Path) -> None:
 def test_the_files_of_a_network_must_exist_and_count_as_memory(folder: Path, tmp_path: Path) -> None:
     card = read_card(folder)
     sizes = [(folder / name).stat().st_size for name in ("model.safetensors", "graph.onnx", "graph.onnx.data")]
-    assert _parameter_bytes(folder, card, "float32") == sum(sizes)
+    assert _parameter_bytes(folder, card, "float32") == circumstances(folder, ProfileJob())["size"] == sum(sizes)
     assert check_target(folder)[0].verdict != "failed"
     for name in ("model.json", "model.safetensors", "graph.onnx"):
         shutil.copy(folder / name, tmp_path)

@@ -202,6 +202,14 @@ def test_a_profile_is_measured_once_per_machine_in_another_process(
     assert said[2] == f"profile: {path}, of {first.provenance['created_at']}"
 
 
+def test_a_profile_that_cannot_be_read_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, whole, said = folder / KEPT_FILE, LatencyProfile.load(folder / KEPT_FILE), list[str]()
+    monkeypatch.setattr(profiling, "run_in_subprocess", lambda *_: (whole, 1.0))
+    path.write_text("{")
+    assert kept_profile(folder, ProfileJob(), said.append).lengths == LatencyProfile.load(path).lengths == (16,)
+    assert said[0].startswith(f"profile: {path}:1: not JSON: ")
+
+
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_processes_of_a_command_end_with_it(has_begun: bool) -> None:
     sleeps = "import time; print('on', flush=True); time.sleep(60)"
