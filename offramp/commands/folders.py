@@ -250,7 +250,7 @@ def refuse_adapter(folder: Path) -> None:
     has_weights = any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     if (folder / "adapter_config.json").is_file() and not has_weights:
         merge = "model.merge_and_unload().save_pretrained(FOLDER), tokenizer.save_pretrained(FOLDER)"
-        raise ModelFolderError(f"{folder} is an adapter of PEFT; merge it into its model, and name that folder: {merge}")
+        raise ModelFolderError(f"{folder} is an adapter of PEFT; merge it into its model and name that folder: {merge}")
 
 
 def check_weights(path: Path) -> None:
