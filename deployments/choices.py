@@ -82,19 +82,14 @@ class ModelSettings(Settings):
     """For decoders: keys and values of blocks that a token skipped, compute or copy. `compute` runs the blocks later,
     so that later tokens are exact. `copy` uses the state with which the token left, which is less work (CALM)."""
 
-    @field_validator("attention")
+    @field_validator("hop_dtype", "attention")
     @classmethod
-    def _check_attention(cls, attention: Attention, info: ValidationInfo) -> Attention:
-        if attention == "apart" and info.data.get("backend") == "onnx":
-            raise PydanticCustomError("attention", "ONNX Runtime supports only auto, padded or slotted")
-        return attention
-
-    @field_validator("hop_dtype")
-    @classmethod
-    def _check_hop_dtype(cls, hop_dtype: HopDtype, info: ValidationInfo) -> HopDtype:
-        if hop_dtype != "same" and info.data.get("dtype") == "bfloat16":
+    def _check_combination(cls, choice: str, info: ValidationInfo) -> str:
+        if choice == "float16" and info.data.get("dtype") == "bfloat16":
             raise PydanticCustomError("hop_dtype", "bfloat16 has two bytes already; only same is allowed")
-        return hop_dtype
+        if choice == "apart" and info.data.get("backend") == "onnx":
+            raise PydanticCustomError("attention", "ONNX Runtime supports only auto, padded or slotted")
+        return choice
 
 
 HttpFront = Literal["auto", "direct", "haproxy", "proxy"]

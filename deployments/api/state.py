@@ -155,7 +155,6 @@ MAX_CHANGES = 12
 """Most plans of the history on the page."""
 MAX_MISSED = 2
 """After so many snapshots without itself, an ingress knows that it is being stopped. Serve does not notify it."""
-RETRY = b"retry: 2000\n"
 
 
 def _limit(request: HttpRequest) -> int:
@@ -248,7 +247,7 @@ class StateRoutes:
         self._snapshots = within([*self._snapshots, snapshot], SHARES_S)
         self._serial += 1
         state = page_state(self.facts, self._snapshots) | {"serial": self._serial}
-        return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
+        return b"retry: 2000\nevent: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
 
     async def _ask_service(self) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
         """Returns the reports of all ingresses, or None if one is missing, and of the replicas on the plan's types."""

@@ -202,8 +202,7 @@ def _rows(tensor: V2Input, content: Content, column: Column, where: str) -> Elem
         raise InputError(f"{where}.shape: {shape} holds {math.prod(shape)} elements, {count} were sent")
     if not column.shape:
         return elements
-    array = np.array(elements, dtype=object) if isinstance(elements, list) else elements
-    return array.reshape(shape)
+    return np.asarray(elements, dtype=object if isinstance(elements, list) else None).reshape(shape)
 
 
 def _is_row_shape(shape: Sequence[int], wanted: Sequence[int]) -> bool:

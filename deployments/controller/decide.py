@@ -609,8 +609,7 @@ def problems_to_solve(
         if not np.isfinite(expected_per_s):  # after a single window
             expected_per_s = max(forecast.rate.rate_rps, min(named_per_s, last.required_per_s or np.inf))
         rates = [expected_per_s, named_per_s] if named_per_s > expected_per_s else [expected_per_s]
-    at_rates = [problem.with_rate(rate) for rate in rates if rate > 0]
-    return (*at_rates, replace(problem, objective=MaximizeRate()))
+    return (*(problem.with_rate(rate) for rate in rates if rate > 0), replace(problem, objective=MaximizeRate()))
 
 
 def _within(problem: PlanProblem, counts: Mapping[str, int]) -> PlanProblem:

@@ -327,8 +327,7 @@ def build_tracer(settings: TracingSettings, application: str, clock: Clock, star
         ratio = DEFAULT_RATIO
     sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `Tracer` itself samples requests without a parent
     name = settings.service_name or os.environ.get(OTEL_SERVICE_NAME) or application
-    resource = Resource.create({SERVICE_NAME: name})
-    provider = TracerProvider(sampler=sampler, resource=resource)
+    provider = TracerProvider(sampler=sampler, resource=Resource.create({SERVICE_NAME: name}))
     provider.add_span_processor(BatchSpanProcessor(SpanExporter(endpoint=traces_url(settings.endpoint))))
     return Tracer(provider, clock, ratio=ratio, starts=starts)
 
@@ -337,5 +336,4 @@ def traces_url(endpoint: str | None) -> str | None:
     """Returns the URL for spans; None if the SDK reads it from its environment variables."""
     if endpoint is None:
         return None
-    path = urlsplit(endpoint).path.rstrip("/")
-    return endpoint if path else endpoint.rstrip("/") + "/v1/traces"
+    return endpoint if urlsplit(endpoint).path.rstrip("/") else endpoint.rstrip("/") + "/v1/traces"

@@ -30,8 +30,7 @@ cost is more than this share does not lower the limit if it is late, because its
 FALL = 0.02
 """Share of the limit by which a late input lowers it."""
 MOST_LOST = 0.08
-"""The largest share of inputs that may be late or refused without a fall, if more are late than refused. Some inputs
-are late without a queue, too: an SLO may be hardly longer than a slow batch."""
+"""The largest share of inputs that may be late or refused without a fall, if more are late than refused."""
 DEEPEST_FALL = 0.3
 """The largest share by which the limit falls within one SLO. Inputs that are late together usually have one cause, and
 the effect of a lower limit shows after one SLO at the earliest."""
