@@ -55,8 +55,7 @@ def kind_of(op: str) -> OperatorKind:
 def check_operator(model: str, op: str, node: str, *, has_graph: bool = False) -> None:
     """Raises GraphError for an operator that runs a subgraph depending on inputs, or quantizes a batch as a whole."""
     if _normalized(op).startswith("dynamicquantize"):
-        advice = "quantize with fixed scales (QuantFormat.QDQ), or use the float32 file"
-        raise GraphError(f"{model}: {op} ({node}) makes answers depend on other inputs of a batch: {advice}")
+        raise GraphError(f"{model}: {op} ({node}) mixes the inputs of a batch; use the float32 file")
     if has_graph or _normalized(op) in _BRANCHING.split():
         raise GraphError(f"{model}: {op} ({node}) is control flow that depends on inputs: such models cannot be cut")
 

@@ -145,8 +145,9 @@ class DivisibleGraph(OnnxModel, Divisible):
             expected = backbone.answer_of(results[self.flow.outputs[0]], trial.layout)
             difference = beyond(trial.after[-1][0], expected, allowed, least_range=1.0)
             if difference is not None:
-                count = trial.layout.num_inputs
-                raise GraphError(f"for {count} inputs, the blocks and the uncut graph return other values {difference}")
+                is_quantized = any(each.op == "QuantizeLinear" for each in self.flow.operators)
+                fault = f"for {trial.layout.num_inputs} inputs, blocks and uncut graph return other values {difference}"
+                raise GraphError(f"{fault}; the graph is quantized, use the float32 file" if is_quantized else fault)
 
     def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
         """Returns the sizes that blocks must be fed; the last cut is the answer. Raises GraphError for invalid cuts."""
@@ -315,7 +316,7 @@ def crossing(name: str, trials: Sequence[Array]) -> Crossing:
     """Infers from its trial values how a tensor crosses. Raises GraphError if it cannot."""
     dtype: Any = str(trials[0].dtype)
     if dtype not in DTYPES:
-        hint = "; quantize with QuantFormat.QDQ, whose tensors are float32" if dtype == "int8" else ""
+        hint = "; use the float32 file" if dtype == "int8" else ""
         raise GraphError(f"the graph's tensor {name!r} is {dtype}; tensors that cross can be {', '.join(DTYPES)}{hint}")
     for axes in get_args(Axes):
         shapes = zip(trials, _trial_shapes(len(trials)), strict=True)
