@@ -49,7 +49,7 @@ RECENT_INPUTS = (100, 300, 1000)
 RATE_TICKS = 4
 """The number of recent ticks whose arrivals are compared with the forecast rate."""
 LEAST_TIMED = 300
-"""Batches that correct a latency. If their times vary by 30 %, their mean varies by 1.7 %, less than the least gain."""
+"""The number of batches that correct a latency. If their times vary by 30 %, their mean varies by 1.7 %."""
 REFUSED = frozenset({"overloaded", "admission"})
 """Drop reasons of inputs that never entered the model."""
 

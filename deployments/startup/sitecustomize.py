@@ -48,7 +48,7 @@ def block_pandas() -> None:
 
 
 def prepare_agent() -> None:
-    """Ends this process with its raylet, by the kernel, and logs less, if it is one of Ray's agents; only on Linux."""
+    """Sets up one of Ray's agents, on Linux: the kernel kills it with its raylet, and it logs less."""
     raylet = os.environ.get(RAYLET_PID)
     if raylet is None or sys.platform != "linux" or not any(each.endswith(AGENTS) for each in sys.orig_argv):
         return

@@ -245,7 +245,7 @@ def ray(
 ) -> Findings:
     """Checks for a running Ray cluster, token authentication, and Ray's folder with the size of old sessions.
 
-    `rays`: the heads and raylets that run here. `address`: of a cluster, in the file that only `ray start` writes.
+    `rays`: the heads and raylets that run here. `address`: the cluster in the file that only `ray start` writes.
     """
     pids, where = ", ".join(f"{each.name} {each.pid}" for each in rays), f" at {address}" if address else ""
     uses = f"`offramp serve` starts its own{', `offramp deploy` uses this one' if address else ''}"

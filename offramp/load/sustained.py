@@ -91,7 +91,7 @@ class Search:
     failures end the search. If the rate passes, the search continues above it. A probe with a late client is repeated
     once at once. If the client is late again, the rate bounds the search like a failure, with another `ending`.
 
-    Repeating failures alone biases the result upwards by chance, hardly if a probe has a thousand requests or more.
+    Repeating only failures biases the result upwards, but hardly with probes of a thousand requests or more.
     """
 
     start_per_s: float

@@ -5,8 +5,8 @@ time as long as the number of unanswered inputs stays below a limit. The first l
 rate. The limit is then adjusted by the latencies of inputs that arrived when the service was nearly full: an answer in
 time raises it a little, and a late answer lowers it. In equilibrium, one in eighty of these inputs is late (stochastic
 approximation of a quantile, Robbins and Monro 1951). While few inputs are late and fewer refused, the limit does not
-fall: it would refuse more inputs than it saves. The limit reacts to any cause of lateness: a lost replica, shared
-processors, or a plan that predicted too much.
+fall: a lower one would refuse more inputs than it saves. The limit reacts to any cause of lateness: a lost replica,
+shared processors, or a plan that predicted too much.
 
 The limit is in units of cost: the tokens of an input if the plan's batches are limited by tokens, and 1 otherwise. So
 the length of an input counts, both for itself and for inputs behind it. (E3 uses Clockwork's rule, which needs to know

@@ -40,7 +40,12 @@ def written(path: Path, architecture: str, kind: str = "F32", tensor: str = "tok
         ("gpt2", "F32", "x", "unknown model family 'gpt2'; known: bert, camembert, distilbert, exported,"),
         ("llama", "F32", "rope_freqs.weight", "model.gguf has rope_freqs.weight: scaled positions and biases are not"),
         ("llama", "F32", "blk.0.attn_q.bias", "model.gguf has blk.0.attn_q.bias: scaled positions and biases are not"),
-        ("llama", "Q8_K", "token_embd.weight", "cannot be loaded: NotImplementedError: Dequantization for Q8_K is not yet implemented"),
+        (
+            "llama",
+            "Q8_K",
+            "token_embd.weight",
+            "cannot be loaded: NotImplementedError: Dequantization for Q8_K is not yet implemented",
+        ),
     ],
     ids=["an unknown architecture", "one that is none of ours", "scaled positions", "biases", "a quantisation"],
 )
