@@ -263,13 +263,21 @@ async def test_streams_wait_for_room_if_they_have_early_tokens_or_are_later_answ
         assert service.num_lost == 0
 
 
-async def test_a_sequence_that_waits_for_pages_gets_them_before_a_new_one() -> None:
+async def test_freed_pages_go_to_the_sequence_that_waits_longest() -> None:
     async with served(plan(replicas=1), lambda: decoder(hf_decoder(), num_pages=6)) as service:
-        first, waiting = (service.begin((1, 2, 3), max_tokens=20, waits=waits) for waits in (False, True))
-        await soon(all_of(first))
+        kv: Any = service.all_replicas[0].runner.memory.kv  # type: ignore[union-attr]
+        kv.enter(999, 6 * PAGE_TOKENS)
+        ended, oldest, later = (service.begin((1, 2, 3), max_tokens=20, waits=True) for _ in range(3))
+        waiting = service.service._waiting
+        await until(lambda: len(waiting) == 3 and min(each.state.attempts for each in waiting) > 3)  # pauses are long
+        kv.free(999)
+        ended.abort()
+        await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
-            await soon(all_of(service.begin((1, 2, 3), max_tokens=20)))
-        assert len(await soon(all_of(waiting))) == 20
+            await soon(anext(service.begin((1, 2, 3), max_tokens=20)))
+        assert not later._queue.qsize()
+        assert len(await soon(all_of(oldest))) == 20
+        assert len(await soon(all_of(later))) == 20
 
 
 async def test_ended_sequences_leave_no_pages_and_no_garbage(service: Service, expected: Expected) -> None:
