@@ -276,7 +276,7 @@ def kept_profile(folder: Path, job: ProfileJob, notify: Notify) -> LatencyProfil
     lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
     profile, took_s = run_in_subprocess(_measured, folder, job.model_copy(update={"lengths": lengths}))
     profile = replace(profile, provenance={**profile.provenance, ASKED: current})
-    why = "" if kept is None else f", since {path} was of another {' and '.join(changed)}"
+    why = "" if kept is None else f", since {path} differs in {' and '.join(changed)}"
     text = f"profile: measured in {took_s:.0f} s of processor time{why}"
     try:
         profile.save(path)

@@ -198,7 +198,7 @@ def test_a_profile_is_measured_once_per_machine_in_another_process(
     assert (first.lengths, first.ramps) == ((16,), (0, 1))
     assert first.tables[16].batches == BATCHES
     assert again.provenance == first.provenance
-    assert said[1].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")
+    assert said[1].endswith(f" s of processor time, since {path} differs in cores; kept in {path}")
     assert said[2] == f"profile: {path}, of {first.provenance['created_at']}"
 
 
