@@ -105,6 +105,22 @@ def test_a_hop_carries_survivors_and_first_splits_fill_over_all_replicas() -> No
     assert waits == pytest.approx([4 / 10, 3 * 2 / (10 * 0.5), 4 / (10 * 0.25)])
 
 
+def test_chains_are_equally_busy_unless_the_batches_of_one_would_fill_too_slowly() -> None:
+    chains = stage(split(0, 3)), stage(split(0, 3), device="slow")  # 0.11 s and 0.6 s for 4 inputs
+    fast_per_s, slow_per_s = 4 / 0.11, 4 / 0.6
+    equal = pytest.approx([fast_per_s / (fast_per_s + slow_per_s), slow_per_s / (fast_per_s + slow_per_s)])
+    slo = Slo(latency_s=2.0, slack=0.2)
+    # Within 1.6 s, 4 inputs must come in 1.49 s and in 1.0 s. Above these rates, both chains have an equal part left.
+    fast_least_per_s, slow_least_per_s = 4 / 1.49, 4 / 1.0
+    part = (10 - fast_least_per_s - slow_least_per_s) / (fast_per_s + slow_per_s - fast_least_per_s - slow_least_per_s)
+    found = evaluate(replace(at_rate(10), slo=slo), chains)
+    assert found.shares[0] * 10 == pytest.approx(fast_least_per_s + part * (fast_per_s - fast_least_per_s))
+    assert sum(found.shares) == pytest.approx(1)
+    assert found.latency_s < 1.6
+    for problem in (replace(PROBLEM, slo=slo), replace(at_rate(35), slo=slo), replace(at_rate(6), slo=slo)):
+        assert evaluate(problem, chains).shares == equal  # at 6/s, no shares would do
+
+
 def test_the_batches_of_an_unreached_split_never_fill() -> None:
     problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
     apart = evaluate(problem, (stage(split(0, 1, 0), split(1, 3)),))
