@@ -139,7 +139,7 @@ class Bench:
         decision = solve(problem, replace(space, several_stages=False) if num_chains > 1 else space)
         assert not isinstance(decision, NoPlan), decision.binding
         stages = rescore(problem, decision, reach).planned.stages
-        if len(chains_of(stages, problem.num_blocks)) != num_chains:
+        if len(chains_of(stages)) != num_chains:
             raise DataError(f"the best plan has fewer than {num_chains} chains: {stages}")
         expected = evaluate(problem, stages, reach)
         predicted = {"rate_per_s": expected.rate_per_s, "latency_s": expected.latency_s}

@@ -94,9 +94,9 @@ def answered(cluster: Cluster, seed: int, most_chains: int) -> dict[str, Any]:
     models = [
         {
             "rate_per_s": rate_per_s,
-            "chains": [stages_document(chain) for chain in chains_of(stages, problem.num_blocks)],
+            "chains": [stages_document(chain) for chain in chains_of(stages)],
         }
-        for (problem, rate_per_s), stages in zip(fleet.models.values(), division.stages, strict=True)
+        for (_, rate_per_s), stages in zip(fleet.models.values(), division.stages, strict=True)
     ]
     return {
         "accelerators": sum(cluster.devices.values()),

@@ -127,7 +127,7 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
         axes.set(xticks=blocks, ylim=(0, 1.25 * max(fused)))
         axes.legend(loc="upper right", ncols=2, fontsize=9)
         return
-    for share, stages in zip(figures.shares, chains_of(planned.stages, planned.stages[-1].end), strict=True):
+    for share, stages in zip(figures.shares, chains_of(planned.stages), strict=True):
         end = first + len(stages)
         blocks, batches = _at_blocks([each for each in figures.splits if first <= each.stage_index < end])
         axes.step(blocks, batches, where="mid", marker="o", label=f"{share:.0%} by stages {first} to {end - 1}")
@@ -547,7 +547,7 @@ def _figure_rows(answer: PlanAnswer, document: Mapping[str, Any]) -> Iterator[tu
         yield "cost", f"{figures.usd_per_hour:.2f} USD/h"
     if len(figures.shares) > 1:
         first = 0
-        for chain, stages in enumerate(chains_of(planned.stages, problem.num_blocks)):
+        for chain, stages in enumerate(chains_of(planned.stages)):
             named = f"stage {first}" if len(stages) == 1 else f"stages {first} to {first + len(stages) - 1}"
             yield "" if chain else "chains", f"{named}: {figures.shares[chain]:.1%} of the inputs"
             first += len(stages)

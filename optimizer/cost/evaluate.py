@@ -143,7 +143,7 @@ def evaluate(
             inner = replace(inner, objective=MinimizeCost(rate_per_s=most_per_s))
             figures = evaluate(inner, stages, reach, shares=shares)
         return replace(figures, rate_per_s=most_per_s)
-    chains = chains_of(stages, problem.num_blocks)
+    chains = chains_of(stages)
     if len(chains) > 1:
         return _evaluate_parallel(problem, chains, shares, reach)
     part = _fitting_part(problem, stages)
@@ -435,7 +435,7 @@ def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
     mean, lengths = (1.0, None) if problem.lengths is None else (problem.lengths.mean, problem.lengths.shares)
     spread = sum(share * (length / mean) ** 2 for length, share in lengths or ((mean, 1.0),))
     numbered = iter(enumerate(figures.stages))
-    for chain, share in zip(chains_of(stages, problem.num_blocks), figures.shares, strict=True):
+    for chain, share in zip(chains_of(stages), figures.shares, strict=True):
         rate_per_s = share * figures.served_per_s
         chain_loads = []
         for stage, (index, own) in zip(chain, numbered, strict=False):

@@ -69,7 +69,7 @@ def _slow_stages(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluat
     If the cost is minimized, these are the stages that, hop included, need all of their replicas. If the latency is
     minimized, they are the stages that are nearly saturated and could not have smaller batches.
     """
-    chains = chains_of(stages, problem.num_blocks)
+    chains = chains_of(stages)
     rates = [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
     for index, (stage, each, rate_per_s) in enumerate(zip(stages, figures.stages, rates, strict=True)):
         fewer_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas

@@ -172,12 +172,12 @@ def replicas_of(stages: Iterable[Stage]) -> Counter[str]:
     return replicas
 
 
-def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...]]:
+def chains_of(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
     """Groups stages by chain. A chain ends with the stage that runs the model's last block."""
     chains: list[tuple[Stage, ...]] = [()]
     for stage in stages:
         chains[-1] += (stage,)
-        if stage.end == num_blocks:
+        if stage.end == stages[-1].end:
             chains.append(())
     return [chain for chain in chains if chain]
 
@@ -230,7 +230,7 @@ class Plan:
         with within("stages", number, "splits", index):
             check_end(self.num_blocks, self.networks)
         with within("chains"):
-            check_shares(self.shares, len(chains_of(self.stages, self.num_blocks)))
+            check_shares(self.shares, len(chains_of(self.stages)))
         if self.prune:
             with within("prune"):
                 check_prune(self.prune, self.networks)
@@ -268,7 +268,7 @@ class Plan:
     @property
     def chains(self) -> tuple[Plan, ...]:
         """Each chain as a plan of its own, with its share of the predicted rate."""
-        rate_per_s, chains = self.predicted.get("rate_per_s"), chains_of(self.stages, self.num_blocks)
+        rate_per_s, chains = self.predicted.get("rate_per_s"), chains_of(self.stages)
         rates = [{} if rate_per_s is None else {"rate_per_s": share * rate_per_s} for share in self.shares]
         return tuple(
             replace(self, stages=stages, shares=(1.0,), predicted={**self.predicted, **rate})
@@ -457,7 +457,7 @@ class PlacedPlan:
         Every stage needs a replica. If there are too few for all chains, those with the largest shares come first.
         """
         found, left, slots = set[str](), Counter(counts), iter(self.stage_of)
-        chains = [(chain, [*islice(slots, len(chain))]) for chain in chains_of(self.plan.stages, self.plan.num_blocks)]
+        chains = [(chain, [*islice(slots, len(chain))]) for chain in chains_of(self.plan.stages)]
         for _, (chain, own) in sorted(zip(self.plan.shares, chains, strict=True), key=lambda pair: -pair[0]):
             needed = Counter(stage.device for stage in chain)
             if needed <= left:

@@ -239,8 +239,8 @@ def placed_document(placed: PlacedPlan) -> dict[str, Any]:
 
 def chains_document(stages: Sequence[Stage], shares: Sequence[float]) -> list[dict[str, Any]]:
     """Returns the chains of a plan as plain data."""
-    chains = chains_of(stages, stages[-1].end)
-    return [{"share": share, "stages": stages_document(chain)} for share, chain in zip(shares, chains, strict=True)]
+    pairs = zip(shares, chains_of(stages), strict=True)
+    return [{"share": share, "stages": stages_document(chain)} for share, chain in pairs]
 
 
 def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:

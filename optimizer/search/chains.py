@@ -260,7 +260,7 @@ class ChainSearch:
     def _replacements(self, best: FeasiblePlan) -> list[CandidateChain]:
         """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
         found, figures = list[CandidateChain](), best.figures
-        chains = chains_of(best.stages, self._problem.num_blocks)
+        chains = chains_of(best.stages)
         is_rate = self._problem.required_per_s is None
         spare_per_s = self.relaxation.bound.value - figures.rate_per_s if is_rate else 0.0
         for chain, share in zip(chains, figures.shares, strict=True):
