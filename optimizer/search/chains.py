@@ -137,7 +137,7 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
     relaxation = solve_relaxation(problem, space)
     if relaxation is None or space.is_over():
         return Found(plans=(), bound=best_value(problem, [] if relaxation is None else [relaxation.bound.value]))
-    return ChainSearch.of(relaxation, space).found()
+    return ChainSearch.of(relaxation).found()
 
 
 def find_chains(problem: PlanProblem, space: Space, most: int) -> list[CandidateChain]:
@@ -145,7 +145,7 @@ def find_chains(problem: PlanProblem, space: Space, most: int) -> list[Candidate
     relaxation = solve_relaxation(problem, space)
     if relaxation is None:
         return []
-    return most_promising(ChainSearch.of(relaxation, space).candidates()[1], most)
+    return most_promising(ChainSearch.of(relaxation).candidates()[1], most)
 
 
 @dataclass(slots=True)
@@ -153,7 +153,6 @@ class ChainSearch:
     """The search for the best plan of one problem."""
 
     relaxation: Relaxation
-    space: Space
     _graph: Graph
     _is_whole: bool
     """Whether every chain is a path of the graph that the label search can find."""
@@ -163,30 +162,25 @@ class ChainSearch:
     """All plans that the master problems found."""
 
     @classmethod
-    def of(cls, relaxation: Relaxation, space: Space) -> ChainSearch:
+    def of(cls, relaxation: Relaxation) -> ChainSearch:
         """Returns the search of a relaxed problem, with its graph of splits."""
-        problem = relaxation.planes.problem
+        problem, space = relaxation.problem, relaxation.space
         is_large = num_splits(problem, space) > MAX_SPLITS
         graph = build_graph(problem, space, around=relaxation.ramps, width=RANKS_NEAR if is_large else None)
         is_whole = not is_large and (problem.num_blocks <= MAX_STAGES or not space.several_stages)
-        return cls(relaxation, space, graph, is_whole, space.with_share(GATHERING))
-
-    @property
-    def _problem(self) -> PlanProblem:
-        """The problem with only the accelerator types that the budget can pay."""
-        return self.relaxation.planes.problem
+        return cls(relaxation, graph, is_whole, space.with_share(GATHERING))
 
     def found(self) -> Found:
         """Returns all plans that were found, the best first, and a bound on all plans."""
-        problem, bound = self._problem, self.relaxation.bound.value
+        problem, bound = self.relaxation.problem, self.relaxation.bound.value
         is_complete, candidates = self.candidates()
         mixed_bound = self._mix(candidates)
-        self._until = self.space
+        self._until = self.relaxation.space
         if is_complete and mixed_bound is not None:
             bound = worst_value(problem, (bound, mixed_bound))
         for _ in range(0 if is_complete else MAX_ROUNDS):
             before = self._best
-            if before is None or self.space.is_over():
+            if before is None or self.relaxation.space.is_over():
                 break
             if gap_between(objective_value(problem, before.figures), bound) <= SOLVED:
                 break
@@ -203,7 +197,7 @@ class ChainSearch:
 
     @property
     def _best(self) -> FeasiblePlan | None:
-        return max(self._plans, key=lambda plan: merit(self._problem, plan.figures), default=None)
+        return max(self._plans, key=lambda plan: merit(self.relaxation.problem, plan.figures), default=None)
 
     def candidates(self) -> tuple[bool, list[CandidateChain]]:
         """Returns whether all chains that mixtures may use were found, and the chains."""
@@ -211,7 +205,7 @@ class ChainSearch:
         finished, candidates = _priced_chains(self._graph, limits, MAX_LABELS)
         if self._is_whole and finished and len(candidates) <= MAX_CHAINS:
             return True, candidates
-        candidates += self._chains_on_some_types() if self.space.several_stages else []
+        candidates += self._chains_on_some_types() if self.relaxation.space.several_stages else []
         candidates += self._chains_at_rates(self._graph, limits)
         return False, list(dict.fromkeys(candidates))
 
@@ -221,12 +215,12 @@ class ChainSearch:
         On several types, slow chains are useful as well, because they leave devices to other chains.
         """
         chains, names, device_M = list[CandidateChain](), self._graph.device_names, self._graph.moves.device_M
-        faster = replace(self._problem, objective=MaximizeRate())
+        faster = replace(self.relaxation.problem, objective=MaximizeRate())
         sizes = (1, 2) if len(names) <= MAX_TYPES_IN_PAIRS else (1,)
         for some in (some for size in sizes if size < len(names) for some in combinations(names, size)):
             if self._until.is_over():
                 break
-            alone = solve_relaxation(faster.on(some), self.space)
+            alone = solve_relaxation(faster.on(some), self.relaxation.space)
             if alone is None:
                 continue
             part = self._graph.only(np.isin(device_M, [names.index(name) for name in some]))
@@ -237,7 +231,7 @@ class ChainSearch:
 
     def _chains_at_rates(self, graph: Graph, limits: ChainLimits, low: float = 0.0) -> list[CandidateChain]:
         """Returns chains with integer replicas, at the required rate or near the highest possible rate above `low`."""
-        limits, required_per_s = limits._replace(is_whole=True), self._problem.required_per_s
+        limits, required_per_s = limits._replace(is_whole=True), self.relaxation.problem.required_per_s
         most, per_group = 4 * MAX_LABELS, LABELS_PER_GROUP_AT_RATE
         if required_per_s is not None:
             limits = limits._replace(price_C=limits.usd_C, price_latency=0.0)
@@ -261,10 +255,10 @@ class ChainSearch:
         """Returns chains that could replace a chain of a plan, on the devices that its other chains leave."""
         found, figures = list[CandidateChain](), best.figures
         chains = chains_of(best.stages)
-        is_rate = self._problem.required_per_s is None
+        is_rate = self.relaxation.problem.required_per_s is None
         spare_per_s = self.relaxation.bound.value - figures.rate_per_s if is_rate else 0.0
         for chain, share in zip(chains, figures.shares, strict=True):
-            left_C = self._problem.count_C
+            left_C = self.relaxation.problem.count_C
             for stage in (stage for other in chains if other is not chain for stage in other):
                 left_C[self._graph.device_names.index(stage.device)] -= stage.replicas
             rate = share * figures.served_per_s
@@ -274,22 +268,22 @@ class ChainSearch:
 
     def _limits(self, relaxation: Relaxation, rate: float) -> ChainLimits:
         """Returns the limits of chains at the prices of a relaxation, with a rate of at most `rate`."""
-        prices, names = relaxation.bound.prices, device_names(relaxation.planes.problem)
+        prices, names = relaxation.bound.prices, device_names(relaxation.problem)
         by_name = dict(zip(names, (prices.work_C + prices.hop_C).tolist(), strict=True))
         price_C = np.array([by_name.get(name, 0.0) for name in self._graph.device_names])
-        rate = min(rate, self._problem.required_per_s or self.relaxation.bound.value)
-        return limits_of(self._problem, self.space, price_C, prices.latency, rate)
+        rate = min(rate, self.relaxation.problem.required_per_s or self.relaxation.bound.value)
+        return limits_of(self.relaxation.problem, self.relaxation.space, price_C, prices.latency, rate)
 
     def _mix(self, candidates: Sequence[CandidateChain]) -> float | None:
         """Adds the best mixtures of candidates to the plans. Returns a bound on all mixtures; None: unknown.
 
         Exit records may prefer a plan of a single chain.
         """
-        if self.space.is_over():
+        if self.relaxation.space.is_over():
             return None
-        if len(candidates) > self._problem.most_chains * MAX_CHAINS:
+        if len(candidates) > self.relaxation.problem.most_chains * MAX_CHAINS:
             candidates = most_promising(candidates, MAX_CHAINS)
-        mixtures = best_mixtures(candidates, self._problem)
-        plans = [if_feasible(self._problem, each.stages) for each in mixtures if each.chains]
+        mixtures = best_mixtures(candidates, self.relaxation.problem)
+        plans = [if_feasible(self.relaxation.problem, each.stages) for each in mixtures if each.chains]
         self._plans += [plan for plan in plans if plan is not None]
         return mixtures[-1].bound

@@ -8,7 +8,6 @@ rates and costs, each step is halved towards the best prices so far; for times, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import PlanProblem
 from optimizer.search.highs import Program
 from optimizer.search.master import MAX_USES
-from optimizer.search.space import Space, parts_of, payable_names
+from optimizer.search.space import Space, payable_names
 from optimizer.search.tables import tables_of
 from optimizer.search.walks import Oracle, Prices, Walk, WalkRelaxation, no_prices
 
@@ -44,18 +43,12 @@ class DualBound:
 class Relaxation:
     """The solved relaxation of a problem that may have plans."""
 
-    planes: CuttingPlanes
-    """The method, for the problem with only the accelerator types that the budget can pay."""
+    problem: PlanProblem
+    """The problem with only the accelerator types that the budget can pay."""
+    space: Space
     bound: DualBound
     ramps: tuple[int, ...]
     """The active ramps of the cheapest walk."""
-
-
-def relaxed_parts(problem: PlanProblem, space: Space, iterations: int = ITERATIONS) -> Iterator[Relaxation]:
-    """Yields the relaxation of each part of a space that may have plans."""
-    for part, own in parts_of(problem, space):
-        if (relaxation := solve_relaxation(part, own, iterations)) is not None:
-            yield relaxation
 
 
 def solve_relaxation(problem: PlanProblem, space: Space, iterations: int = ITERATIONS) -> Relaxation | None:
@@ -78,7 +71,7 @@ def solve_relaxation(problem: PlanProblem, space: Space, iterations: int = ITERA
             return None
     walks.cheapest(bound.prices, rate or bound.value)
     ramps = tuple(ramp for stage in walks.last_stages(names) for split in stage.splits for ramp in split.ramps)
-    return Relaxation(planes=planes, bound=bound, ramps=ramps)
+    return Relaxation(problem=problem, space=space, bound=bound, ramps=ramps)
 
 
 @dataclass(slots=True, kw_only=True)
