@@ -614,11 +614,8 @@ def problems_to_solve(
 
 def _within(problem: PlanProblem, counts: Mapping[str, int]) -> PlanProblem:
     """Returns the problem on at most these numbers of accelerators."""
-    devices = {
-        device: replace(supply, count=min(supply.count, counts.get(device, 0)))
-        for device, supply in problem.devices.items()
-    }
-    return replace(problem, devices=devices)
+    most = {device: min(supply.count, counts.get(device, 0)) for device, supply in problem.devices.items()}
+    return problem.with_counts(most)
 
 
 async def propose(

@@ -79,9 +79,8 @@ class Fleet:
 
     def problem_on(self, model: int, counts: Sequence[int]) -> PlanProblem:
         """Returns the problem of a model that has these numbers of the accelerators for itself."""
-        problem, by_name = self.problems[model], zip(self.names, counts, strict=True)
-        devices = {name: replace(problem.devices[name], count=count) for name, count in by_name}
-        return replace(problem, devices=devices, most_chains=self.most_chains)
+        problem = self.problems[model].on(self.names).with_counts(dict(zip(self.names, counts, strict=True)))
+        return replace(problem, most_chains=self.most_chains)
 
 
 class FleetModelDocument(StrictDocument):

@@ -332,6 +332,11 @@ class PlanProblem:
         """Returns the problem with only these accelerator types."""
         return replace(self, devices={name: self.devices[name] for name in names})
 
+    def with_counts(self, counts: Mapping[str, int]) -> PlanProblem:
+        """Returns the problem with other numbers of these accelerators."""
+        changed = {name: replace(self.devices[name], count=count) for name, count in counts.items()}
+        return replace(self, devices={**self.devices, **changed})
+
     def with_rate(self, rate_per_s: float) -> PlanProblem:
         """Returns the problem with another required rate. A problem that maximizes the rate is returned unchanged."""
         if isinstance(self.objective, MaximizeRate):

@@ -71,5 +71,4 @@ def _changed(problem: PlanProblem, axis: Axis, value: float) -> PlanProblem:
             assert axis.device is not None
             if axis.device not in problem.devices:
                 raise PlanError(f"unknown device {axis.device!r}; the problem's devices are {sorted(problem.devices)}")
-            supply = replace(problem.devices[axis.device], count=int(value))
-            return replace(problem, devices={**problem.devices, axis.device: supply})
+            return problem.with_counts({axis.device: int(value)})

@@ -457,8 +457,7 @@ def more_devices(problem: PlanProblem, strategy: Strategy, time_limit_s: float |
     space = _space_of(problem, strategy, time_limit_s, MonotonicClock.now_s)
 
     def with_more(name: str, more: int) -> PlanProblem:
-        supply = problem.devices[name]
-        return replace(problem, devices={**problem.devices, name: replace(supply, count=supply.count + more)})
+        return problem.with_counts({name: problem.devices[name].count + more})
 
     def may_suffice(name: str, more: int) -> bool:
         return _bound(with_more(name, more), space) is not None
