@@ -19,14 +19,13 @@ from pydantic_core import PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, PlanError
+from optimizer import Strategy
 
 if TYPE_CHECKING:
     from earlyexit.data.rows import LabelledRows
 
 
 Model = TypeVar("Model", bound=BaseModel)
-StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
-"""Equal to `optimizer.search.decision.Strategy`, whose import would slow down shell completion."""
 
 
 def _check_url(url: str) -> str:
@@ -330,7 +329,7 @@ class PlanJob(SearchOptions):
     """
 
     order: Order = None
-    strategy: StrategyName = "best"
+    strategy: Strategy = "best"
     """Search space of the planner: best, or one of its parts: stock, early-exit, e3, serial, apparate, pame."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use."""
@@ -399,7 +398,7 @@ class SimulateJob(JsonOption, ProblemOption):
     times:FILE."""
     plan: Path | None = None
     """Plan file, or the output of `offramp plan --json`. None: the planner's plan."""
-    strategy: StrategyName | None = None
+    strategy: Strategy | None = None
     """Search space of the planner: best, stock, early-exit, e3, serial, apparate, pame. None: best."""
     duration_s: float = Field(default=60.0, alias="duration", gt=0, allow_inf_nan=False)
     """Seconds during which requests arrive."""

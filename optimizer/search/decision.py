@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from optimizer import Strategy as Strategy
 from optimizer.cost.evaluate import TOLERANCE, Evaluation, best_value, evaluate, merit, objective_value, violations
 from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 from optimizer.search.space import Space
-from optimizer.search.space import Strategy as Strategy
 
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
 """`best` searches the whole space of plans. The others are restricted to common deployments, or to the plans of E3."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from earlyexit.network.boundary import AfterAnswer
+from optimizer import Strategy
 from optimizer.cost.evaluate import TOLERANCE
 from optimizer.problems.problem import PlanProblem, device_names
 
-Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 RampRule = Literal["choose", "all", "none", "split-ends"]
 """Allowed sets of active ramps: any set, all ramps, no ramps, or any set of ramps at the ends of splits."""
 MAX_LABELS = 1_000_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import HTTPServer
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +21,8 @@ from deployments.keys import AccessSettings
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from offramp.cli.app import main
-from offramp.commands.options import StrategyName
 from offramp.commands.predict import _summary_line
 from optimizer.plans.plan import stock_plan
-from optimizer.search.decision import Strategy
 from tests.free_port import free_port
 from tests.model_cards import change_card
 from tests.offramp.cli.runs import ROOT, Answering, Captured, refused, run, serving, url_of, written
@@ -389,10 +387,6 @@ def test_completing_loads_nothing_heavy() -> None:
     command = [sys.executable, "-c", COMMAND]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | asking)
     assert (done.stdout.split(), done.stderr.split()) == (["stock", "serial"], [])
-
-
-def test_the_names_that_are_completed_are_those_that_are_accepted() -> None:
-    assert set(get_args(StrategyName)) == set(get_args(Strategy))
 
 
 PNG = "iVBORw0KGgo" + "A" * 89
