@@ -16,7 +16,7 @@ from msgspec import structs
 
 from deployments.ingress.core.calls import AbortCall, Call, ReturnAnswers, ReturnErrors, SendCall, placements_of
 from deployments.ingress.core.ingress_core import Driver, IngressCore
-from deployments.ingress.core.inputs import Chains, Inputs, PendingInput, Settle, sample_id_of
+from deployments.ingress.core.inputs import Inputs, PendingInput, Settle, sample_id_of
 from deployments.ingress.core.routes import KVPlacement, StageReplicas
 from deployments.ingress.entry import NetworkEntry
 from deployments.wire.directory import ReplicaDirectory
@@ -190,10 +190,7 @@ class ReplicaLinks:
     """
 
     owner: Dispatcher
-    """Receives the replies to all calls. It sets this field and the next two, and then calls `follow`."""
-    chains: Chains
-    """The chains of the core's plan."""
-    tracer: CallTracer | None = None
+    """Receives the replies to all calls. It sets this field, and then calls `follow`."""
 
     def __init__(self, devices: Iterable[str], *, phase: float, link: Callable[..., ReplicaLink] = ReplicaLink) -> None:
         """`devices`: accelerator types with replicas. `phase`: see `StageReplicas`. `link`: connects to a replica."""
@@ -217,7 +214,7 @@ class ReplicaLinks:
 
     def follow(self) -> None:
         """Assigns the stages of the core's plan to replicas. Calls that wait for a removed stage fail."""
-        for slot in self.chains.assignments:
+        for slot in self.owner.core.chains.assignments:
             self._stages.setdefault(slot, StageReplicas(self._phase))
         for device in self._links:
             self._connect(device)
@@ -229,12 +226,12 @@ class ReplicaLinks:
         The call fails with SequenceLostError if the replica of its sequences is gone or hosts another stage, and with
         the errors of the connection and of its encoding. Inputs that are not settled after an error may be sent again.
         """
-        slot = call.stage.slot
+        slot, tracer = call.stage.slot, self.owner.tracer
         try:
             link = call.choose_replica(self._stages[slot], message.piece.next_block)
             if link is not None:
-                link.begin(call, message if self.tracer is None else self.tracer.on_call(link.name, call, message))
-            elif slot in self.chains.assignments and not self._can_run.is_set():
+                link.begin(call, message if tracer is None else tracer.on_call(link.name, call, message))
+            elif slot in self.owner.core.chains.assignments and not self._can_run.is_set():
                 self._waiting[call] = message, asyncio.get_running_loop().time()
             else:  # other stages of the plan can answer its inputs
                 raise ConnectionError("the stage has no replicas")
@@ -269,7 +266,7 @@ class ReplicaLinks:
     def _update(self) -> None:
         """Assigns stages to the replicas, and sends the calls that wait for a replica."""
         self._assign_stages()
-        if self.owner.set_available({slot for slot in self.chains.assignments if self._stages[slot].is_up}):
+        if self.owner.set_available({slot for slot in self.owner.core.chains.assignments if self._stages[slot].is_up}):
             self._can_run.set()
         else:
             self._can_run.clear()
@@ -281,7 +278,7 @@ class ReplicaLinks:
 
     def _connect(self, device: str) -> None:
         addresses = self._addresses[device]
-        links, is_last = self._links[device], not addresses and bool(self.chains.placed.needed(device))
+        links, is_last = self._links[device], not addresses and bool(self.owner.core.chains.placed.needed(device))
         for name in sorted(links.keys() - addresses.keys()):
             if not (is_last and links[name].is_up):
                 links.pop(name).close_when_idle()
@@ -289,7 +286,8 @@ class ReplicaLinks:
             links[name] = self._link(name, addresses[name], self._update, self.owner)
 
     def _assign_stages(self) -> None:
-        placed, assignments = self.chains.placed, self.chains.assignments
+        chains = self.owner.core.chains
+        placed, assignments = chains.placed, chains.assignments
         up = {device: {name for name, link in links.items() if link.is_up} for device, links in self._links.items()}
         if_up = placed.roles(up)
         for device, hosts in placed.roles(self._links).items():
@@ -322,7 +320,7 @@ class Dispatcher(Driver):
         """`codec`: the model's codec. A `ChainCodec` encodes inputs for every network that they enter."""
         super().__init__(core, clock)
         self._links = links
-        links.owner, links.chains, links.tracer = self, core.chains, tracer
+        links.owner, self.tracer = self, tracer
         self._codec = codec if isinstance(codec, ChainCodec) else None
         self.hops_s: defaultdict[str, list[float]] = defaultdict(list)
         """By slot, the seconds that parts of replies spent outside the stage. The export of metrics empties it."""
@@ -364,8 +362,8 @@ class Dispatcher(Driver):
         ]
         self.core.submit(pending, now_s)
         self._serial += len(inputs)
-        if self._links.tracer is not None:
-            self._links.tracer.record_inputs(pending)
+        if self.tracer is not None:
+            self.tracer.record_inputs(pending)
         self.do()
         return pending
 
@@ -480,8 +478,8 @@ class Dispatcher(Driver):
 
     def ended(self, call: Call, error: BaseException | None) -> None:
         """Handles the end of a call, once. Inputs that are unsettled, because of an error, are retried."""
-        if self._links.tracer is not None:
-            self._links.tracer.on_end(call, error)
+        if self.tracer is not None:
+            self.tracer.on_end(call, error)
         self._sent.pop(call, None)
         call.leave_replica()
         for placement in placements_of(call.inputs):
@@ -495,8 +493,8 @@ class Dispatcher(Driver):
 
     def replied(self, call: Call, chunk: Chunk) -> None:
         """Passes a part of a call's reply to the core. If it raises an error, the call fails."""
-        if self._links.tracer is not None:
-            self._links.tracer.on_reply(call, chunk)
+        if self.tracer is not None:
+            self.tracer.on_reply(call, chunk)
         core, now_s, inputs = self.core, self.clock.now_s(), self._sent[call]
         if chunk.seen:
             core.observe(call, [(inputs[seen.sample_id], seen) for seen in chunk.seen])

@@ -8,12 +8,14 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from deployments.ingress.core.calls import Call
-from deployments.ingress.core.inputs import PendingInput
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.inputs import Chains, PendingInput
 from deployments.ingress.core.routes import KVPlacement, StageRoute
 from deployments.ingress.dispatcher import Dispatcher, ReplicaLinks
 from deployments.replica.host import OpenCall
@@ -222,10 +224,10 @@ class AwaitedCall(Call):
 
 
 class Owner(Dispatcher):
-    """Takes the replies to calls, without a core."""
+    """Takes the replies to calls, without links. Its core only has the chains of a plan."""
 
-    def __init__(self) -> None:
-        """Has no links."""
+    def __init__(self, chains: Chains | None = None) -> None:
+        self.core, self.tracer = cast(IngressCore, SimpleNamespace(chains=chains)), None
 
     def set_available(self, slots: Collection[str]) -> bool:
         return bool(slots)  # chains of one stage

@@ -41,7 +41,7 @@ class Slot:
     def __init__(self) -> None:
         self.board = ReplicaDirectory()
         self.links = ReplicaLinks(["cpu"], phase=0.0)
-        self.links.owner, self.links.chains = Owner(), Chains(placed(), IngressOptions())
+        self.links.owner = Owner(Chains(placed(), IngressOptions()))
         self.links.follow()
         self._calls: list[AwaitedCall] = []
         self.links.connect("cpu", self.board)
@@ -71,7 +71,7 @@ class Slot:
         self.follow(placed(*replicas))
 
     def follow(self, plan: PlacedPlan) -> None:
-        self.links.chains.follow(plan)
+        self.links.owner.core.chains.follow(plan)
         self.links.follow()
 
     def call(self, sample_ids: str, *placements: KVPlacement, left_s: float = math.inf) -> AwaitedCall:
