@@ -470,7 +470,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
             late = DeadlineError(f"no answer from {http.base_url} within {timeout_s:g} s")
             return Failure(error=late, kind="timeout")
         except httpx.RequestError as error:
-            reason = error or type(error).__name__
+            reason = str(error) or type(error).__name__
             return connection_failure(f"no connection to {http.base_url}: {reason}; is the service running?")
         retry_after, json_length = map(response.headers.get, ("Retry-After", JSON_LENGTH_HEADER))
         return read_reply(response.status_code, response.content, retry_after, json_length)

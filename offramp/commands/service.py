@@ -350,7 +350,7 @@ def versions(job: VersionsJob) -> None:
     with Client(job.url, api_key=job.api_key) as client:
         rows = client.versions()
     fields = ("name", "version", "state", "reason")
-    table = make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows))
+    table = make_table("model", *fields[1:], rows=([row.get(field, "-") for field in fields] for row in rows))
     print_result(rows, lambda: [table], as_json=job.as_json)
 
 

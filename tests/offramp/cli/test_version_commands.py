@@ -52,10 +52,8 @@ class Handler(Answering):
 
     def do_POST(self) -> None:
         body = self._take()
-        if self.path.endswith("/index"):
-            self.say(
-                [{"name": "m", "version": each, "state": "READY", "reason": ""} for each in sorted(self.server.loaded)]
-            )
+        if self.path.endswith("/index"):  # without reasons, as Triton answers
+            self.say([{"name": "m", "version": each, "state": "READY"} for each in sorted(self.server.loaded)])
             return
         version = body["parameters"]["version"]
         change = self.server.loaded.add if self.path.endswith("/load") else self.server.loaded.discard
