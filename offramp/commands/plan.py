@@ -299,25 +299,24 @@ def answer_document(answer: PlanAnswer) -> dict[str, Any]:
 def serving_plan(answer: PlanAnswer, threshold: float | None = None) -> Plan:
     """Returns the plan for `offramp serve`, with an exit policy.
 
-    Thresholds are those of the problem's exit records, or `threshold`, an entropy in nats, for all ramps. Raises
-    InputError if both or neither are given, and PlanError for an unknown device.
+    Thresholds are those of the problem's exit records, or `threshold`, an entropy in nats, for all ramps. Raises the
+    errors of `check_thresholds`, and PlanError for an unknown device.
     """
-    file, stages = answer.file, answer.planned.stages
+    file, stages, policy = answer.file, answer.planned.stages, None
     for stage in stages:
         find_device(stage.device)
     ramps = tuple(sorted({ramp for stage in stages for split in stage.splits for ramp in split.ramps}))
-    policy = file.policy(ramps) if ramps else None
-    if policy is not None and threshold is not None:
-        raise InputError("--threshold: the problem's exit records already define thresholds")
-    if ramps and policy is None:
-        if threshold is None:
-            raise InputError(
-                f"--out: ramps {list(ramps)} are active and have no thresholds; give --threshold, or survival from "
-                "exit records in the problem"
-            )
-        policy = PolicySpec(name="entropy", thresholds=threshold)
+    if ramps:
+        check_thresholds(file, threshold)
+        policy = file.policy(ramps) or PolicySpec(name="entropy", thresholds=threshold)
     plan = answer.plan(policy)
     return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
+
+
+def check_thresholds(file: ProblemFile, threshold: float | None) -> None:
+    """Raises InputError unless a plan's ramps get thresholds from either the problem's exit records or `threshold`."""
+    if file.problem.ramps and (file.recorded is None) == (threshold is None):
+        raise InputError("--out: ramps need thresholds: from either --threshold or the problem's exit records")
 
 
 def _solved(solve: Solve, problem: PlanProblem, strategy: Strategy, limit_s: float | None) -> Decision | PlanError:
@@ -392,6 +391,8 @@ def run(job: PlanJob) -> None:
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     files = tuple(replace(file, order=job.order or file.order) for file in files)
+    if job.out is not None and job.strategy != "stock":  # its plans have no ramps
+        check_thresholds(files[0], job.threshold)
     result = best_answer(files, job.strategy, compared=None if job.compared else (), time_limit_s=job.time_limit_s)
     document, has_plan = answer_document(result), isinstance(result.decision, Planned)
     if has_plan and job.out is not None:

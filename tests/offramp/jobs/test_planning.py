@@ -138,7 +138,7 @@ def test_a_plan_is_scored_again_by_exit_records_and_served_with_their_thresholds
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
     assert plan.predicted["rate_per_s"] == pytest.approx(4000)
-    with pytest.raises(InputError, match="--threshold: the problem's exit records already define thresholds"):
+    with pytest.raises(InputError, match="from either --threshold or the problem's exit records"):
         serving_plan(planned_answer(file), 0.4)
 
 
