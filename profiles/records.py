@@ -126,11 +126,11 @@ def _read(path: Path) -> tuple[RecordsHeader, dict[str, npt.NDArray[Any]]]:
     """Returns the validated header and the arrays of a file; raises DataError with the path."""
     problem = f"{path} does not have exit records"
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.lib.npyio.NpzFile(opened) as file:  # loads no pickles
             document = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
     except Exception as error:  # zip, zlib, numpy and JSON raise many kinds of errors for broken files
-        raise DataError(f"{problem}: {str(error).partition('. If you trust')[0]}") from error  # not numpy's advice
+        raise DataError(f"{problem}: {getattr(error, 'strerror', None) or error}") from error
     schema: Any = document.get("schema_version") if isinstance(document, dict) else SCHEMA
     if schema != SCHEMA:
         raise DataError(f"{path} has schema {schema}, this version reads {SCHEMA}")

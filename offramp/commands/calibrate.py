@@ -110,8 +110,9 @@ def calibrate(folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: 
     calibration = recorded.card()
     with replacing_model(folder) as made:
         save_model(model, made)
-        facts = calibration.provenance | {MEMBERS: members_of(made, card)}
-        calibration = calibration.model_copy(update={"provenance": facts})
+        members = {MEMBERS: members_of(made, card)}
+        calibration = calibration.model_copy(update={"provenance": calibration.provenance | members})
+        records = replace(records, provenance=facts | members)
         save_calibration(calibration, records, made)
     return calibration, records
 

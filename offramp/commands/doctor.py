@@ -35,7 +35,7 @@ from earlyexit.engine.cpu import BFLOAT16, processor_flags
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.network.store import CARD_FILE, load_network
 from offramp import installed_version
-from offramp.commands.folders import calibrate_command, check_model, model_folder_for, read_calibration
+from offramp.commands.folders import calibrate_command, check_model, model_folder_for, model_records, read_calibration
 from offramp.commands.options import DoctorJob
 from offramp.commands.output import command, make_table, num_cores, output_of, print_result
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, RECORDS_FILE
@@ -341,30 +341,26 @@ def check_target(path: Path, num_gpus: int = 0) -> tuple[Finding, tuple[int, ...
 
 
 def _model(folder: Path) -> Finding:
-    from profiles.records import ExitRecords
-
     card = check_model(folder)
     answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
     kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
     description = f"{folder}: {card.name}, {kind}, {card.num_blocks} blocks, {answers}"
     is_calibrated = (folder / CALIBRATION_FILE).is_file()
     if is_calibrated:
-        calibration, records = read_calibration(folder), ExitRecords.load(folder / RECORDS_FILE)
-        if not {*calibration.thresholds, *records.ramps} <= set(card.ramps):
+        model_records(folder / RECORDS_FILE, folder)
+        if not set(read_calibration(folder).thresholds) <= set(card.ramps):
             raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(card.ramps)}")
     load_network(folder)
+    if is_calibrated:
+        return Finding(GIVEN, "ok", description)
     advice = f"{calibrate_command(folder)}, or serve with --plan stock"
-    return Finding(GIVEN, "ok", description) if is_calibrated else _without_exits(description, advice)
+    return Finding(GIVEN, "warning", f"{description}; no input leaves early", advice)
 
 
 def _checkpoint(folder: Path) -> Finding:
     card = check_model(model_folder_for(folder))
     description = f"{folder}: a classifier of transformers, {len(card.label_names)} labels, served as it is"
-    return _without_exits(description, command("ramp", folder, "--data", "LOG"))
-
-
-def _without_exits(description: str, advice: str) -> Finding:
-    return Finding(GIVEN, "warning", f"{description}; no input leaves early", advice)
+    return Finding(GIVEN, "warning", f"{description}; no input leaves early", command("ramp", folder, "--data", "LOG"))
 
 
 def _service(path: Path, num_gpus: int) -> tuple[Finding, tuple[int, ...]]:

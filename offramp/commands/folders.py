@@ -61,10 +61,19 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
         raise ModelFolderError(f"{path} was made with {before}, but {folder} has {now}: calibrate again")
     pairs = zip(members_of(folder, card), recorded, strict=True)
     if changed := [member["name"] for member, before in pairs if member != before]:
-        again = "again" if card.chain.is_one else "the chain again"
         raise ModelFolderError(
-            f"{path}: {' and '.join(changed)} in {folder} was trained or calibrated since: calibrate {again}"
+            f"{path}: {' and '.join(changed)} in {folder} was trained or calibrated since: calibrate again"
         )
+
+
+def model_records(path: Path, folder: Path) -> ExitRecords:
+    """Returns the exit records in a file; raises InputError if it is missing, damaged, or of another model."""
+    card, records = read_card(folder), ExitRecords.load(path)
+    if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
+        needed = f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+        raise InputError(f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; {needed}")
+    check_members(records.provenance, folder, path)
+    return records
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:

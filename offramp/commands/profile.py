@@ -22,7 +22,7 @@ from earlyexit.engine.cpu import first_processor
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
-from offramp.commands.folders import read_calibration
+from offramp.commands.folders import model_records, read_calibration
 from offramp.commands.jobs import ProfileJob, ProfileOptions
 from offramp.commands.output import make_table, num_cores, print_result, progress_bars, provenance, run_in_subprocess
 from offramp.commands.plan import answer
@@ -36,7 +36,6 @@ from optimizer.problems.what_if import with_batch_limit
 from optimizer.search.decision import Strategy
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
-from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
     from earlyexit.network.model import Network
@@ -398,7 +397,7 @@ def _best_plan(
     """Returns the best plan of one replica, the rate of a replica that runs the full model, and the problem."""
     recorded, policy = None, None
     if calibration is not None:
-        recorded = Recorded(records=ExitRecords.load(folder / RECORDS_FILE), thresholds=calibration.thresholds)
+        recorded = Recorded(records=model_records(folder / RECORDS_FILE, folder), thresholds=calibration.thresholds)
         policy = calibration.policy_spec()
     problem = with_batch_limit(processor_problem(profile, recorded, 1), batch)
     stock = plan_for(problem, "stock", None)
@@ -502,6 +501,6 @@ def plan_for(
 def mean_tokens(folder: Path, card: ModelCard) -> int:
     """Returns the mean number of tokens of an input, by the calibration's exit records if there are any."""
     path = folder / RECORDS_FILE
-    tokens_N = ExitRecords.load(path).tokens_N if path.is_file() else None
+    tokens_N = model_records(path, folder).tokens_N if path.is_file() else None
     mean = TYPICAL_TOKENS if tokens_N is None else round(float(tokens_N.mean()))
     return max(1, min(mean, card.max_length))

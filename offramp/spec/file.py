@@ -27,7 +27,7 @@ from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FLOAT_BYTES, bytes_per_input, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from earlyexit.policies import Score
-from offramp.commands.folders import check_members, read_calibration
+from offramp.commands.folders import model_records, read_calibration
 from offramp.commands.output import command
 from offramp.commands.plan import Solve, best_answer
 from offramp.spec.application import application_settings, checked_card
@@ -247,13 +247,7 @@ class ServiceParts:
 
     def _records(self, path: Path, score: str, policy: str, calibration: CalibrationCard | None) -> ExitRecords:
         """Returns the exit records in a file; raises InputError if they do not fit the model or the policy."""
-        card, records = self.card, ExitRecords.load(path)
-        if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
-            raise InputError(
-                f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
-                f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
-            )
-        check_members(records.provenance, self.model, path)
+        records = model_records(path, self.model)
         if score not in ("recorded", records.score):
             raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
         if policy == "recorded" and records.answers_NE is None:

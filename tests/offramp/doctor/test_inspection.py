@@ -77,7 +77,7 @@ def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: P
     assert "nor a checkpoint of transformers" in said_of(tmp_path)
     assert said_of(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such file or folder"
     change_card(folder, ramps=[0])
-    assert "is of another model: its ramps are not [0]" in said_of(folder)
+    assert "exit_records.npz holds 3 blocks and ramps [0, 1]; the model has 3 blocks and ramps [0]" in said_of(folder)
     change_card(folder, ramps=[0, 1], ramp_style="mlp")
     assert "model.safetensors does not fit model.json" in said_of(folder)
     (folder / WEIGHTS_FILE).write_bytes(b"no")

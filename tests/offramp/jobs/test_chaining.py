@@ -330,7 +330,7 @@ def test_a_calibration_of_other_models_is_refused(
     with pytest.raises(ModelFolderError) as refused:
         read_calibration(chain)
     assert str(refused.value) == (
-        f"{chain / CALIBRATION_FILE}: {name} in {chain} was trained or calibrated since: calibrate the chain again"
+        f"{chain / CALIBRATION_FILE}: {name} in {chain} was trained or calibrated since: calibrate again"
     )
 
 
