@@ -222,7 +222,7 @@ def _taken(number: int, purpose: str, holder: RunningProcess | None, haproxies: 
     # A service with one ingress and without gRPC and versions runs no HAProxy.
     verdict: Verdict = "failed" if variable is None else "warning"
     if purpose == DASHBOARD:
-        return Finding("ports", "ok", f"{text}; `offramp deploy` uses it")
+        return Finding("ports", "ok", f"{text}; if it is Ray, `offramp deploy` uses it")
     if holder is None:
         return Finding("ports", verdict, text, f"sudo ss -ltnp 'sport = :{number}' names it; {elsewhere}")
     haproxy = next((each for each in haproxies if each.pid == holder.pid), None)

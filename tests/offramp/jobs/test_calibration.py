@@ -77,7 +77,7 @@ def test_calibration_in_bfloat16_changes_no_weights(model: Path, data: Path) -> 
     job = EASY.model_copy(update={"dtype": "bfloat16"})
     card, records = calibrate(model, rows, job)
     after = load_model(model).state_dict()
-    assert card.provenance == (records.provenance or {}) | {"dtype": "bfloat16"}, "both name the model's weights"
+    assert card.provenance == {**(records.provenance or {}), "dtype": "bfloat16"}, "both name the model's weights"
     assert all(after[name].equal(before[name]) for name in before if name != "temperatures_E")
     again = record_exits(model, rows, card, "bfloat16")
     whole = record_exits(model, rows, card)
