@@ -82,15 +82,23 @@ def _in_bytes(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, device="cpu")[:, None, None] * 255
 
 
+def read_pickle(path: Path, device: str = "cpu") -> Any:
+    """Returns what `torch.save` wrote; raises ModelFolderError for other files and for objects that are no tensors.
+
+    `device`: where tensors are loaded; "meta" reads their shapes only.
+    """
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch and pickle raise many kinds of errors for broken files
+        raise ModelFolderError(f"{path} cannot be read as weights by torch.load: {type(error).__name__}") from error
+
+
 def load_state_file(path: Path) -> tuple[Pretrained, str]:
     """Returns the network in a file, and its family.
 
     The file is a state dict, or a dict with one as `state_dict` or `model`. Raises ModelFolderError otherwise.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise many kinds of errors for broken files
-        raise ModelFolderError(f"{path} cannot be read as weights by torch.load: {type(error).__name__}") from error
+    state = read_pickle(path)
     if isinstance(state, dict):
         state = state.get("state_dict", state.get("model", state))
     if not isinstance(state, dict) or not all(

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 STATE_FILES = (".th", ".pt", ".pth")
 CONFIG, CONFIG_SUFFIX = "config.json", ".json"
 GGUF_SUFFIX = ".gguf"
+GIT_LFS = b"version https://git-lfs"
+"""The first bytes of a file that Git LFS has not fetched."""
 NOT_FOUND = "neither a checkpoint folder nor a hub name that can be reached"
 
 
@@ -87,6 +89,8 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
     family = find_family(config.model_type)
     if file:
         _check_gguf(location, file["gguf_file"])
+    else:
+        _check_files(Path(source))
     loaders = {
         "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
         "ForCausalLM": transformers.AutoModelForCausalLM,
@@ -129,6 +133,21 @@ def _location(source: str) -> tuple[str, dict[str, str]]:
     """Returns the folder or hub name for `from_pretrained`, and its arguments that select a file there."""
     path = Path(source)
     return (str(path.parent), {"gguf_file": path.name}) if source.endswith(GGUF_SUFFIX) else (source, {})
+
+
+def _check_files(folder: Path) -> None:
+    """Raises ModelFolderError that names the file if a checkpoint's weights cannot be read.
+
+    The messages of torch would advise to load pickled objects, which can run code.
+    """
+    from earlyexit.families.images import read_pickle
+
+    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin")):
+        with path.open("rb") as file:
+            if file.read(len(GIT_LFS)) == GIT_LFS:
+                raise ModelFolderError(f"{path} is only a pointer to the weights; run in its folder: git lfs pull")
+        if path.suffix == ".bin":
+            read_pickle(path, "meta")
 
 
 def _check_gguf(location: str, name: str) -> None:

@@ -304,6 +304,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "export_elsewhere", onnx.export)
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("name", "content", "words"),
@@ -311,14 +314,18 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tokenizer.json", None, "no fast tokenizer can be loaded from '{folder}': it has no vocabulary"),
         ("tokenizer.json", "{", "{folder}/tokenizer.json cannot be read as a fast tokenizer: EOF while parsing"),
         ("model.safetensors", None, "the weights of '{folder}' cannot be loaded: OSError: Error no file named model"),
+        ("model.safetensors", POINTER, "{folder}/model.safetensors is only a pointer to the weights; run in its"),
+        ("pytorch_model.bin", "<html>", "{folder}/pytorch_model.bin cannot be read as weights by torch.load: Unpickl"),
     ],
-    ids=["no tokenizer", "half a tokenizer", "no weights"],
+    ids=["no tokenizer", "half a tokenizer", "no weights", "not fetched", "a page"],
 )
 def test_the_doctor_and_serve_refuse_a_checkpoint_with_the_same_message(
     name: str, content: str | None, words: str, checkpoint: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "tuned")
     (folder / "tokenizer_config.json").unlink()
+    if name == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
     assert run("serve", folder) == 2
     refused = capsys.readouterr().err
