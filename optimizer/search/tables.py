@@ -215,17 +215,16 @@ def _of_steps(problem: PlanProblem, names: Sequence[str], tables: Tables, inside
 def _seconds(blocks: Sequence[FloatArray], ramps: Sequence[FloatArray]) -> dict[str, Any]:
     """Returns the fields with the seconds of each device's blocks (NB) and ramps (EB)."""
     block_s_CNG = _padded(blocks)
-    return {
-        "block_s_CNG": block_s_CNG,
-        "sums_CGK": np.pad(np.cumsum(block_s_CNG.swapaxes(1, 2), axis=2), ((0, 0), (0, 0), (1, 0))),
-        "ramp_s_CQG": _padded([np.pad(ramp_s_EB, ((1, 0), (0, 0))) for ramp_s_EB in ramps]),
-    }
+    # Prefix sums of swapped axes have another memory layout, and numba would compile the kernels once more for it.
+    sums_CGK = np.ascontiguousarray(np.pad(np.cumsum(block_s_CNG.swapaxes(1, 2), axis=2), ((0, 0), (0, 0), (1, 0))))
+    ramp_s_CQG = _padded([np.pad(ramp_s_EB, ((1, 0), (0, 0))) for ramp_s_EB in ramps])
+    return {"block_s_CNG": block_s_CNG, "sums_CGK": sums_CGK, "ramp_s_CQG": ramp_s_CQG}
 
 
 def _padded(tables: Sequence[FloatArray]) -> FloatArray:
-    """Stacks tables with different numbers of batch sizes, padded with zeros."""
+    """Stacks tables with different numbers of batch sizes, padded with zeros, in C order whatever the tables have."""
     most = max(table.shape[1] for table in tables)
-    return np.stack([np.pad(table, ((0, 0), (0, most - table.shape[1]))) for table in tables])
+    return np.ascontiguousarray(np.stack([np.pad(table, ((0, 0), (0, most - table.shape[1]))) for table in tables]))
 
 
 @compiled
