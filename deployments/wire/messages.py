@@ -11,8 +11,9 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, iadd
 from typing import Any, Final, TypeAlias, cast, get_origin
 
 import msgspec
@@ -244,7 +245,7 @@ def summed(parts: Sequence[Counts], less: Sequence[Counts] = ()) -> dict[str, An
         if isinstance(added[0], int):
             sums[name] = sum(added) - sum(removed)
         else:
-            more, fewer = (sum(map(Counter, counts), Counter[Any]()) for counts in (added, removed))
+            more, fewer = (reduce(iadd, counts, Counter[Any]()) for counts in (added, removed))
             sums[name] = dict(more - fewer)
     return sums
 
