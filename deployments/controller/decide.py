@@ -349,8 +349,8 @@ def change_unfinished(_: View) -> Outcome:
 def trial_over(view: View) -> Outcome | None:
     """Checks whether a new plan performs as predicted. If not, the previous plan may be restored."""
     state, settings = view.state, view.settings
-    since = total(view.stream.intervals(state.followed_s))
-    if state.hold or state.trial is None or since is None or view.is_changing:
+    intervals = view.stream.intervals(state.followed_s)
+    if state.hold or state.trial is None or view.is_changing or (since := total(intervals)) is None:
         return None
     judgement = judge(
         state.trial,
