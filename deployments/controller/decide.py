@@ -375,7 +375,8 @@ def slow_replicas(view: View) -> Outcome | None:
     """
     times = []
     for each, ran_R5 in _times(view, view.baseline):
-        own = dict(zip(("batches", "seconds", "expected_s"), ran_R5[:, 2:].sum(axis=0).tolist(), strict=True))
+        batches, seconds, expected_s = ran_R5[:, 2:].sum(axis=0).tolist()
+        own = {"batches": batches, "seconds": seconds, "expected_s": expected_s}
         times.append(ReplicaTimes(replica=each.replica, slot=each.slot, device=each.device, **own))
     slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
     if view.state.hold or not slow:
