@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.ingress.core.calls import bucket_of
 from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.core.inputs import IngressOptions
 from deployments.ingress.core.routes import lost
@@ -105,6 +106,17 @@ def test_a_sequence_that_started_waits_as_long_as_all_replicas_are_full() -> Non
     loop.on_token(state, 3, 1.0)
     assert max(loop.retry(state, OverloadedError("no pages")) for _ in range(30)) < 5.0
     loop.retry(state, lost("its replica died"))
+
+
+def test_every_sequence_counts_once_towards_each_latency_that_it_has() -> None:
+    loop = GenerationLoop(IngressOptions(), ALONE, Random(0))
+    for num_tokens in (1, 3):
+        state = loop.begin(SequenceProgress(1, 9, 1), 0.0)
+        for k in range(num_tokens):
+            loop.on_token(state, 3, 2.0 + k)
+        loop.end(state, "length")
+    assert (loop.counts.ttft, loop.counts.tpot) == ({bucket_of(2.0): 2}, {bucket_of(1.0): 1})
+    assert (loop.counts.exits, loop.counts.in_slo) == ({3: 4}, 2)
 
 
 def test_only_a_plan_that_moves_blocks_restarts_sequences() -> None:

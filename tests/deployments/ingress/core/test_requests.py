@@ -78,13 +78,15 @@ def test_a_plan_that_cannot_be_followed_changes_nothing() -> None:
 def test_exits_are_counted_under_all_plans() -> None:
     world = CoreWorld()
     world.submit("ab")
+    world.submit("d")
     world.answer(0, "a", block=1)
     world.follow(plan(epoch=2))
     world.submit("c")
-    assert world.core.oldest_epoch == 1
-    world.answer(1, "c", block=2)
     world.answer(0, "b", block=1)
-    assert (world.core.counts.exits, world.core.counts.answered, world.core.oldest_epoch) == ({1: 2, 2: 1}, 3, 2)
+    assert world.core.oldest_epoch == 1  # the second call is still open
+    world.answer(1, "d", block=1)
+    world.answer(2, "c", block=2)
+    assert (world.core.counts.exits, world.core.counts.answered, world.core.oldest_epoch) == ({1: 3, 2: 1}, 4, 2)
 
 
 def test_without_a_plan_requests_are_refused_with_the_reason() -> None:

@@ -232,7 +232,7 @@ def test_a_closed_or_hidden_page_requests_nothing(browser: Browser) -> None:
         page.page.evaluate("delete document.hidden")
         page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         page.wait_for_updates(1)
-        assert service.num_looks > looks
+        assert soon(lambda: service.num_looks > looks)  # the first update may repeat the last look
     assert soon(lambda: len(service.page.viewers) == 0)
 
 
