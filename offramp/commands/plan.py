@@ -316,7 +316,7 @@ def serving_plan(answer: PlanAnswer, threshold: float | None = None) -> Plan:
 def check_thresholds(file: ProblemFile, threshold: float | None) -> None:
     """Raises InputError unless a plan's ramps get thresholds from either the problem's exit records or `threshold`."""
     if file.problem.ramps and (file.recorded is None) == (threshold is None):
-        raise InputError("--out: ramps need thresholds: from either --threshold or the problem's exit records")
+        raise InputError("--out: ramps need thresholds, from either --threshold or the problem's exit records")
 
 
 def _solved(solve: Solve, problem: PlanProblem, strategy: Strategy, limit_s: float | None) -> Decision | PlanError:

@@ -73,6 +73,14 @@ def test_a_model_folder_is_checked_as_the_service_reads_it(folder: Path) -> None
     assert check_target(folder) == (Finding("given", "warning", words, advice), ())
 
 
+def test_a_calibration_with_thresholds_of_another_model_is_reported(folder: Path) -> None:
+    path = folder / CALIBRATION_FILE
+    card = json.loads(path.read_text(encoding="utf-8"))
+    card["thresholds"]["7"] = 0.5
+    path.write_text(json.dumps(card), encoding="utf-8")
+    assert f"{path} is of another model: its ramps are not [0, 1]" in said_of(folder)
+
+
 def test_a_missing_or_broken_file_is_reported_with_the_readers_message(folder: Path, tmp_path: Path) -> None:
     assert "nor a checkpoint of transformers" in said_of(tmp_path)
     assert said_of(tmp_path / "gone") == f"{tmp_path / 'gone'}: no such file or folder"
