@@ -169,7 +169,7 @@ Declared = list[tuple[str, str, frozenset[str]]]
 def declared() -> Declared:
     """Returns name, kind and labels of every instrument that a process of a service creates."""
     command = [sys.executable, "-m", "tests.declared_metrics"]
-    printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=60).stdout
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, timeout=60).stdout
     return [(name, kind, frozenset(labels)) for name, kind, labels in json.loads(printed)]
 
 

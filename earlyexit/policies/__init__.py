@@ -36,7 +36,7 @@ def _kind(make: str, takes: str, *, leaves: str, mixes: bool = False, decays: bo
 
 Score = Literal["entropy", "confidence", "share", "foreseen", "similar"]
 """Policies that compare a score with thresholds that `offramp calibrate` finds. Units: `profiles/scores.py`."""
-# To add a policy, write its class in this folder and add one entry here.
+# To add a policy, write its class in this folder and add one entry here. A score is also listed above.
 POLICIES = {
     "entropy": _kind(
         "threshold:EntropyPolicy",
