@@ -189,9 +189,9 @@ class Connection(HttpToolsProtocol):
             and server.app is not server.serve_app  # otherwise Serve's layers handle all requests
             and b"x-request-timeout-seconds" not in names  # Serve interprets it
         )
-        app, id_headers = server.serve_app, list[tuple[bytes, bytes]]()
-        if app is None or is_fast or error is not None:
-            app, id_headers = server.app, [self._add_id_header()]
+        app = server.app if is_fast or server.serve_app is None else server.serve_app
+        adds_id = app is not server.serve_app or error is not None  # otherwise Serve adds it
+        id_headers = [self._add_id_header()] if adds_id else []
         self.app = app if error is None else refusal(self.url.decode("latin-1"), self.headers, error)
         super().on_headers_complete()  # fails for some URLs
         self._phase, self._unfinished_bytes = BODY, 0

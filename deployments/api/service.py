@@ -74,14 +74,14 @@ class InferService:
 
         inputs, request_id = list(zip(request.ids, encoded, strict=True)), request.request_id
         pending = self.dispatcher.submit(inputs, deadline_s, settle, arrived_s=arrived_s, request_id=request_id)
-        reason = ABANDONED
         try:
             await done
-            if errors:  # of one input; the request's other inputs are given up
-                reason = errors[0].kind
-                raise errors.pop()  # a variable that keeps it would be in a cycle with its traceback
-        finally:
-            self.dispatcher.give_up(pending, reason)
+        except asyncio.CancelledError:
+            self.dispatcher.give_up(pending, ABANDONED)
+            raise
+        if errors:  # of one input; the request's other inputs are given up
+            self.dispatcher.give_up(pending, errors[0].kind)
+            raise errors.pop()  # a variable that keeps it would be in a cycle with its traceback
         return [answers[each.serial] for each in pending]
 
     def _timeout_s(self, request: InferRequest) -> float:
