@@ -67,7 +67,7 @@ def describe_plan(placed: PlacedPlan) -> str:
     return f"{text}, {len(placed.avoided)} stragglers get no work" if placed.avoided else text
 
 
-def _differ_in_thresholds(before: PlacedPlan, after: PlacedPlan) -> bool:
+def _only_policies_differ(before: PlacedPlan, after: PlacedPlan) -> bool:
     """Whether only the exit policies of two plans differ, so that replicas need not change."""
     old, new = before.plan, after.plan
     is_same = (before.avoided, old.stages, old.dispatch) == (after.avoided, new.stages, new.dispatch)
@@ -407,7 +407,7 @@ class ControlLoop:
             if any(report.epoch < placed.epoch or report.suspended for report in view.ingresses):
                 await self._fleet.follow(placed)
             await self._request_replicas(may_shrink=self._is_drained())
-        elif state.followed is not None and _differ_in_thresholds(state.followed, placed):
+        elif state.followed is not None and _only_policies_differ(state.followed, placed):
             await self._switch()
         else:
             await self._update_followed()  # again: an ingress may have missed new thresholds
@@ -456,17 +456,17 @@ class ControlLoop:
         if (forecast := self._view.forecast) is not None:  # for new plans at once; `_check` updates the forecast later
             reach = self.stream.reach(self.state, self._clock.now_s())
             self._update_view(forecast=replace(forecast, reach=reach))
-        is_changing, epoch = self._view.is_changing, self._view.next_epoch
-        placed = self._with_thresholds(self.state.placed, epoch + is_changing)
-        new = NewPlan(placed=placed, reason=reason, words=words)
-        if is_changing:
-            goes_on = replace(new, reason=self.state.reason, words=f"continues with other thresholds: {words}")
-            self.update_state(placed=new.placed, trial=None, spare_epoch=epoch)
-            self._remember("in force", goes_on)
-            self.changes[reason] += 1
-            await self._update_followed(reason, words)
-        else:
+        current, epoch = self.state.placed, self._view.next_epoch
+        if not self._view.is_changing:
+            new = NewPlan(placed=self._with_thresholds(current, epoch), reason=reason, words=words)
             await self._apply_plan(new)
+            return
+        placed = self._with_thresholds(current, epoch + 1)  # the plan that is still followed gets the epoch before it
+        self.update_state(placed=placed, trial=None, spare_epoch=epoch)
+        goes_on = f"continues with other thresholds: {words}"
+        self._remember("in force", NewPlan(placed=placed, reason=self.state.reason, words=goes_on))
+        self.changes[reason] += 1
+        await self._update_followed(reason, words)
 
     async def _update_followed(self, reason: str = "thresholds", words: str = "new thresholds during a change") -> None:
         """Applies new thresholds to the plan that is still followed during a change, because an alarm must not wait."""

@@ -74,12 +74,12 @@ class Outcome:
     """Events to log, each with its kind and text."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """The changed fields of the state. If there is a plan, they are stored together with it."""
+    plan: NewPlan | None = None
+    """The plan to change over to."""
     thresholds: NewThresholds | None = None
     """Thresholds to apply, as the tuner has found them."""
     rejected: NewPlan | None = None
     """A plan that is only stored in the history."""
-    plan: NewPlan | None = None
-    """The plan to change over to."""
     reconciles: bool = False
     """Whether the service is brought to the state: a change is continued, or deviations are repaired."""
     replan: str | None = None
