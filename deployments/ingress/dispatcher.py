@@ -100,7 +100,7 @@ class ReplicaLink:
         """Ends an open call, whose inputs the replica need not run any more."""
         if call.serial in self._calls:
             self._send(CancelCall(call.serial))
-            self._end(call.serial, asyncio.CancelledError())
+            self._end_call(call.serial, asyncio.CancelledError())
 
     def end(self, sequence: int) -> None:
         """Makes the replica free a sequence. If the connection is broken, it has already freed it."""
@@ -116,7 +116,7 @@ class ReplicaLink:
         self._is_closing = True
         self._close_if_idle()
 
-    def _end(self, serial: int, error: BaseException | None) -> None:
+    def _end_call(self, serial: int, error: BaseException | None) -> None:
         self._owner.ended(self._calls.pop(serial), error)
         self._close_if_idle()
 
@@ -159,7 +159,7 @@ class ReplicaLink:
         self._disconnected.set()
         self._on_change()  # before the calls fail, so that none of their inputs is sent here again
         for serial in tuple(self._calls):
-            self._end(serial, ConnectionError(f"{self.name} closed the connection"))
+            self._end_call(serial, ConnectionError(f"{self.name} closed the connection"))
 
     def _on_frame(self, frame: memoryview) -> None:
         message = decode_from_replica(frame)
@@ -167,17 +167,17 @@ class ReplicaLink:
         if call is None:  # cancelled in the meantime
             return
         if isinstance(message, CallRefused):
-            self._end(message.serial, RuntimeError(message.reason))
+            self._end_call(message.serial, RuntimeError(message.reason))
             return
         try:
             self._owner.replied(call, message.chunk)
         except Exception as error:
             logger.exception("a part of a reply from %s could not be processed", self.name)
             self._send(CancelCall(message.serial))
-            self._end(message.serial, error)
+            self._end_call(message.serial, error)
             return
         if not call.num_remaining:
-            self._end(message.serial, None)
+            self._end_call(message.serial, None)
 
 
 class ReplicaLinks:
@@ -298,7 +298,7 @@ class ReplicaLinks:
                 if name in up[device]:  # a replica ignores an assignment that it already follows
                     links[name].host(assignments[slot])
             for slot, stage in self._stages.items():
-                if slot in needed or slot not in assignments:
+                if slot in needed or slot not in assignments:  # a slot of an earlier plan gets no replicas
                     stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
 
 
@@ -379,7 +379,7 @@ class Dispatcher(Driver):
         return False
 
     def _schedule_pump(self) -> None:
-        # The core is pumped later, so that requests of the same event loop iteration are sent in one call.
+        """Pumps the core later, so that requests of the same event loop iteration are sent in one call."""
         if not self._is_pump_scheduled:
             self._is_pump_scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)

@@ -402,7 +402,7 @@ class Cut:
         self._model = network if isinstance(network, EarlyExitModel) else None  # checked once, because it is slow
         self._ramps = ramps
         self._policy = policy
-        self._segment_runner = segments
+        self._backend = segments
         self._stays = observed is not None
         self._observed = observed or frozenset()
         evaluated = tuple(sorted(self._observed.union(ramps)))
@@ -416,9 +416,7 @@ class Cut:
     def observing(self, ramps: Iterable[int]) -> Cut:
         """Returns the same cut for inputs that stay. These ramps are observed, if the policy can judge them."""
         observed = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_observe(ramp))
-        return Cut(
-            self._network, self.first, self.end, self._ramps, self._policy, self._segment_runner, observed=observed
-        )
+        return Cut(self._network, self.first, self.end, self._ramps, self._policy, self._backend, observed=observed)
 
     @torch.inference_mode()
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
@@ -617,7 +615,7 @@ class TorchRunner:
         """
         self.memory = memory
         self._network = network
-        self._segments: SegmentRunner = segments or network
+        self._backend: SegmentRunner = segments or network
         self.follow(policy)
 
     def from_wire(self, wire: WirePiece) -> Piece:
@@ -635,7 +633,7 @@ class TorchRunner:
         """Cuts by policy, because a batch may still run under the last one, by split, and by whether for probes."""
 
     def prepare(self, splits: Sequence[Split]) -> None:
-        self._segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
+        self._backend.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
         network, policy = self._network, self._policy
@@ -653,7 +651,7 @@ class TorchRunner:
         key, cuts = (id(policy), split, probe), self._cuts
         if key not in cuts:
             ramps = tuple(ramp for ramp in split.ramps if policy.can_decide(ramp))
-            cut = Cut(self._network, split.first, split.end, ramps, policy, self._segments)
+            cut = Cut(self._network, split.first, split.end, ramps, policy, self._backend)
             # If the policy can observe no ramp, a probe runs like any other input.
             if probe and any(map(policy.can_observe, self._network.ramp_indices)):
                 cut = cut.observing(self._network.ramp_indices)

@@ -40,8 +40,8 @@ class Call:
     serial: int
     """Its number in its ingress."""
     is_pending: bool
-    """Whether the call takes new inputs to the first block, and another call has no room yet: its batch has not run,
-    nor shrunk so far that another may run beside it. With `filling`, any input that leaves makes room."""
+    """Whether it counts among the calls with new inputs that the first stage may have (`min_to_send`): until its batch
+    has run, or is so small that another may run beside it. With `filling`, it is until any input has left."""
     counts_as_full: bool = field(default=False, init=False)
     """Whether its batch may begin beside a running one under the rule `filling`, here or on an idle replica."""
     num_remaining: int = field(default=0, init=False)

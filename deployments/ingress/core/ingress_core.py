@@ -479,7 +479,7 @@ class Driver(ABC):
                 self.set_timer(self._timer_s)
 
     def pump(self) -> bool:
-        """Queues the calls that are due; returns whether there are actions to carry out."""
+        """Queues the calls that are due, or schedules this; returns whether there are actions to carry out now."""
         if self.core.is_due:
             self._queue.extend(self.core.pump(self.clock.now_s()))
         return bool(self._queue)
