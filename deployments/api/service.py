@@ -51,7 +51,7 @@ class InferService:
         """
         now_s = self.clock.now_s()
         arrived_s = now_s if request.arrived_s is None else request.arrived_s
-        timeout_s = self._timeout_s(request)
+        timeout_s = self._checked_timeout_s(request)
         deadline_s = arrived_s + timeout_s
         self.dispatcher.core.check_admission(len(request.rows), deadline_s, now_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
@@ -84,7 +84,7 @@ class InferService:
             raise errors.pop()  # a variable that keeps it would be in a cycle with its traceback
         return [answers[each.serial] for each in pending]
 
-    def _timeout_s(self, request: InferRequest) -> float:
+    def _checked_timeout_s(self, request: InferRequest) -> float:
         """Returns the timeout of a request. Raises InputError for a timeout or a number of inputs above its limit."""
         requested_s, max_s, limit = request.timeout_s, self.settings.max_timeout_s, self.settings.max_inputs_per_request
         if requested_s is not None and requested_s > max_s:

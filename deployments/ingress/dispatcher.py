@@ -217,7 +217,7 @@ class ReplicaLinks:
         for slot in self.owner.core.chains.assignments:
             self._stages.setdefault(slot, StageReplicas(self._phase))
         for device in self._links:
-            self._connect(device)
+            self._update_links(device)
         self._update()
 
     def send(self, call: Call, message: StageCall) -> None:
@@ -260,7 +260,7 @@ class ReplicaLinks:
         If there are none but the plan needs some, the last ones are used until they end, for accepted requests.
         """
         self._addresses[device] = addresses
-        self._connect(device)
+        self._update_links(device)
         self._update()
 
     def _update(self) -> None:
@@ -276,11 +276,11 @@ class ReplicaLinks:
             remaining_s = tuple([left_s - waited_s for left_s in message.remaining_s])
             self.send(call, structs.replace(message, remaining_s=remaining_s))
 
-    def _connect(self, device: str) -> None:
+    def _update_links(self, device: str) -> None:
         addresses = self._addresses[device]
-        links, is_last = self._links[device], not addresses and bool(self.owner.core.chains.placed.needed(device))
+        links, keeps_last = self._links[device], not addresses and bool(self.owner.core.chains.placed.needed(device))
         for name in sorted(links.keys() - addresses.keys()):
-            if not (is_last and links[name].is_up):
+            if not (keeps_last and links[name].is_up):
                 links.pop(name).close_when_idle()
         for name in sorted(addresses.keys() - links.keys()):
             links[name] = self._link(name, addresses[name], self._update, self.owner)
@@ -425,7 +425,7 @@ class Dispatcher(Driver):
     def _encode_and_send(self, send: SendCall) -> None:
         call, _, payload, network, rows = send
         if network is None:
-            self._send(call, payload if rows is None else payload.select(rows))
+            self._send_piece(call, payload if rows is None else payload.select(rows))
         elif self._codec is None:  # inputs of a single network were encoded when they arrived
             try:
                 ids = [sample_id_of(self.core.name, each) for each in call.inputs]
@@ -433,7 +433,7 @@ class Dispatcher(Driver):
             except Exception as error:
                 self._lose(call, call.inputs, error, MISFIT)
             else:
-                self._send(call, piece)
+                self._send_piece(call, piece)
         else:
             entry = NetworkEntry(self.core.name, self._codec, send, network, self.core.placed.plan)
             if entry.is_slow():
@@ -459,9 +459,9 @@ class Dispatcher(Driver):
             self.core.counts.record_crossings(piece.next_block, waited_s, words=words, pruned_words=pruned_words)
         call.inputs = entry.inputs
         if call.inputs:
-            self._send(call, piece)
+            self._send_piece(call, piece)
 
-    def _send(self, call: Call, piece: WirePiece) -> None:
+    def _send_piece(self, call: Call, piece: WirePiece) -> None:
         now_s, inputs, is_awaited = self.clock.now_s(), call.inputs, self.core.is_awaited
         message = StageCall(
             serial=call.serial,

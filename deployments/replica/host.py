@@ -245,7 +245,7 @@ class StageHost:
             return
         self._policy = await asyncio.to_thread(self._make_ready, assignments)
         if self.epoch == NO_EPOCH:
-            self.device.follow((), assignments[0].dispatch, self._policy.policy, assignments[0].order)
+            self._runner.follow(self._policy.policy)  # for the warm-up
             splits = [each.stage.splits for each in assignments]
             times = await asyncio.to_thread(warm_up, self._runner, splits, clock=self._clock, starts=self._starts)
             if self.epoch == NO_EPOCH:  # otherwise a call came earlier, and the engine has measured its batches

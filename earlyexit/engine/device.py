@@ -275,9 +275,9 @@ class Device(Generic[PayloadT]):
         with self.lock:
             hosted = {block for split in self.engine.splits for block in range(split.first, split.end)}
             adds_blocks = not all(hosted.issuperset(range(split.first, split.end)) for split in splits)
-            kept = self._memory.num_tokens.keys() - self._ended if adds_blocks and self._memory is not None else ()
-            queued = self._end(kept) if kept else []
-            self._lost.update(kept)
+            ending = self._memory.num_tokens.keys() - self._ended if adds_blocks and self._memory is not None else ()
+            queued = self._end(ending) if ending else []
+            self._lost.update(ending)
             self.engine.follow(splits, dispatch, order)
             self.runner.follow(policy)
             self.overlaps |= any(split.overlap_below is not None for split in splits)

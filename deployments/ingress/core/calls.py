@@ -315,7 +315,7 @@ class Unanswered:
         """Returns the action that sends inputs to the stage of a block, in a new call that holds them.
 
         `payload`, `enters` and `rows` are those of `SendCall`. `held`: the inputs that the call holds; None: all. The
-        others only travel along.
+        others only travel along. `is_first`: whether it takes new inputs to the first block, and so `is_pending`.
         """
         stage = chain.at(block)
         held = inputs if held is None else held
