@@ -94,7 +94,7 @@ class Admission:
 
         `unanswered`: the cost of all unanswered inputs. An idle service admits every request, so that a wrong limit
         cannot keep it idle. Stages with deferred dispatch also admit requests until their batches can fill
-        (`_batch_room`).
+        (`_batch_room`). A late request counts as refused here, even if another chain then takes it.
         """
         if not self.is_on or math.isinf(self.limit):
             return 0.0
