@@ -428,45 +428,45 @@ class Cut:
         assert piece.next_block == self.first
         inside: Piece | None = piece
         answered: set[str] = set()
-        deferred: list[Leaving] = []
+        waiting: list[Leaving] = []
         for segment in self._segments:
             if inside is None:
                 break
-            if deferred and segment.end == self._network.num_blocks and self._runner is self._network:
-                yield self._last_step(deferred, segment, inside)
+            if waiting and segment.end == self._network.num_blocks and self._runner is self._network:
+                yield self._last_step(waiting, segment, inside)
                 return
-            step = self._step(segment, inside, answered, deferred)
+            step = self._step(segment, inside, answered, waiting)
             inside = step.survivors
             yield step
-        if deferred:
-            yield Step(answers=self._run_shared_head(deferred)[0], survivors=inside)
+        if waiting:
+            yield Step(answers=self._run_shared_head(waiting)[0], survivors=inside)
 
     def _run_shared_head(
-        self, deferred: Sequence[Leaving], *others: tuple[int, Tensor]
+        self, waiting: Sequence[Leaving], *others: tuple[int, Tensor]
     ) -> tuple[tuple[Answer, ...], list[Tensor]]:
-        """Runs the shared head once. Returns the answers of the deferred inputs, and the outputs for `others`."""
+        """Runs the shared head once. Returns the answers of inputs that wait for it, and the outputs for `others`."""
         model = self._model
         assert model is not None
-        outputs = model.outputs_together([*((ramp, rows_KD) for ramp, rows_KD, _ in deferred), *others])
+        outputs = model.outputs_together([*((ramp, rows_KD) for ramp, rows_KD, _ in waiting), *others])
         answers: list[Answer] = []
-        for (_, _, answers_of), outputs_KC in zip(deferred, outputs, strict=False):
+        for (_, _, answers_of), outputs_KC in zip(waiting, outputs, strict=False):
             answers += answers_of(to_host(model.task.answer(outputs_KC)))
-        return tuple(answers), outputs[len(deferred) :]
+        return tuple(answers), outputs[len(waiting) :]
 
-    def _last_step(self, deferred: Sequence[Leaving], segment: Segment, piece: Piece) -> Step[Piece]:
-        """Runs the model's last blocks, and the shared head once for their outputs and the deferred inputs."""
+    def _last_step(self, waiting: Sequence[Leaving], segment: Segment, piece: Piece) -> Step[Piece]:
+        """Runs the model's last blocks, and the shared head once for their outputs and inputs that wait for it."""
         model = self._model
         assert model is not None
         last, layout = model.num_blocks - 1, model.layout(piece.lengths_B)
         hidden = model.run_blocks(segment.first, segment.end, piece.tensors, layout)
         last_BD = model.before_head(last, model.gathered(last, hidden, layout))
         assert last_BD is not None, "the full model has the head that its ramps share"
-        answers, (outputs_BC,) = self._run_shared_head(deferred, (last, last_BD))
+        answers, (outputs_BC,) = self._run_shared_head(waiting, (last, last_BD))
         output, state_BS = self._exit_output(segment, piece, (), outputs_BC)
         return Step(answers=(*answers, *self._conclude(piece, output, state_BS).answers), survivors=None)
 
-    def _step(self, segment: Segment, piece: Piece, answered: set[str], deferred: list[Leaving]) -> Step[Piece]:
-        """Runs a segment and the exit at its end. Adds to `answered`, and to `deferred`, the inputs that leave."""
+    def _step(self, segment: Segment, piece: Piece, answered: set[str], waiting: list[Leaving]) -> Step[Piece]:
+        """Runs a segment and its exit. Adds inputs that leave to `answered` if they stay, else to `waiting`."""
         foresees = self._policy.foresees is not None and segment.ramp is not None
         values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
@@ -489,7 +489,7 @@ class Cut:
             rows_KD = output.before_head(leaving)
         if rows_KD is not None:
             answers_of = partial(_answers, piece, leaving, score_B=decision.score_B, block=segment.ramp)
-            deferred.append((segment.ramp, rows_KD, answers_of))
+            waiting.append((segment.ramp, rows_KD, answers_of))
         elif leaving:
             value_K = output.answers(leaving) if decision.value_B is None else decision.value_B[leaving]
             answers = _answers(piece, leaving, value_K, decision.score_B, segment.ramp)
