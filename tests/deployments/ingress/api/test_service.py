@@ -84,10 +84,6 @@ class Scene(Dispatching):
         await turns()
         return task, self.stages[0].calls[-1]
 
-    @property
-    def num_submitted(self) -> int:
-        return self.core.num_unanswered
-
 
 @pytest.fixture
 def scene() -> Scene:
@@ -116,7 +112,7 @@ async def test_answers_have_the_order_of_the_inputs(scene: Scene) -> None:
     assert not scene.core.counts.drops
 
 
-async def test_the_first_error_fails_the_request_and_cancels_its_other_inputs(scene: Scene) -> None:
+async def test_a_request_that_fails_or_is_cancelled_gives_up_its_other_inputs(scene: Scene) -> None:
     task, call = await scene.start(ask("pay", "my", "bill", "it"))
     call.answer("d")
     call.lose("b", ExecutionError("first"))
@@ -125,6 +121,10 @@ async def test_the_first_error_fails_the_request_and_cancels_its_other_inputs(sc
     with pytest.raises(ExecutionError, match="first"):
         await task
     assert scene.core.counts.drops == {"execution": 3}
+    task, _ = await scene.start(ask("pay", "my"))
+    task.cancel()
+    await asyncio.wait([task])
+    assert (task.cancelled(), scene.core.counts.drops) == (True, {"execution": 3, "abandoned": 2})
 
 
 async def test_ended_requests_leave_no_inputs_for_the_garbage_collector(scene: Scene) -> None:
@@ -178,14 +178,14 @@ async def test_a_request_beyond_a_limit_is_refused_with_the_limit(
 ) -> None:
     with pytest.raises(error, match=words):
         await scene.service.infer(asked)
-    assert scene.num_submitted == 0
+    assert scene.core.num_unanswered == 0
 
 
 async def test_an_input_that_does_not_fit_the_network_fails_only_its_request(scene: Scene) -> None:
     scene.serve(inputs=(TensorSpec(name="hidden", shape=(), per_token=True),))
     with pytest.raises(UnprocessableInputError, match=r"input 0: .* takes 'hidden' as float32 \[2\]; .* int32 \[2\]"):
         await scene.service.infer(ask("my bill"))
-    assert scene.num_submitted == 0
+    assert scene.core.num_unanswered == 0
     scene.serve(inputs=(TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True),))
     _, call = await scene.start(ask("my bill"))
     assert tokens(call) == [2, 3]
