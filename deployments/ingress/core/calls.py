@@ -321,7 +321,7 @@ class Unanswered:
         held = inputs if held is None else held
         allowed_s = self.options.slo_s
         if allowed_s == math.inf:
-            allowed_s = max([each.deadline_s - each.arrived_s for each in held], default=0.0)
+            allowed_s = max([each.deadline_s - each.arrived_s for each in held])
         slack_s = 0.0 if allowed_s == math.inf else self.options.slack * allowed_s
         reserve_s = chain.reserve_s(stage) + slack_s
         if reserve_s == math.inf:

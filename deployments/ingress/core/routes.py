@@ -83,8 +83,8 @@ def min_to_send(
     pending_calls: int,
     batches: int,
     calls_per_batch: int,
-    fills: bool = False,
-    limit: float = math.inf,
+    fills: bool,
+    limit: float,
 ) -> tuple[float, float]:
     """Returns how many inputs, or alternatively how many tokens, must wait before a call to the first stage is sent.
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +15,8 @@ from deployments.ingress.core.routes import (
     weight_of,
 )
 from deployments.wire.messages import assignments_on
-from earlyexit.network.boundary import Budget, Split
-from optimizer.plans.plan import PlacedPlan, Plan, Stage
-from tests.deployments.ingress.core.core_world import Up
+from earlyexit.network.boundary import Budget
+from tests.deployments.ingress.core.core_world import Up, plan
 
 BATCH = 16
 
@@ -63,46 +61,34 @@ def test_replicas_are_ranked_by_the_start_and_the_fill_of_the_next_batch() -> No
             assert ranked(loads, weight, BATCH, fills=fills) == order, name
 
 
+def least(tokens: int | None = None, *, fills: bool = False, limit: float = math.inf) -> list[tuple[float, float]]:
+    """Returns how many inputs or tokens must wait, for 0 to 7 pending calls."""
+    budget = Budget(inputs=BATCH, tokens=tokens)
+    return [
+        min_to_send(budget, pending_calls=calls, batches=3, calls_per_batch=2, fills=fills, limit=limit)
+        for calls in range(8)
+    ]
+
+
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
-    def least(budget: Budget, *, fills: bool = False) -> list[tuple[float, float]]:
-        return [
-            min_to_send(budget, pending_calls=pending_calls, batches=3, calls_per_batch=2, fills=fills)
-            for pending_calls in range(8)
-        ]
-
-    any_one, none = (1, math.inf), (math.inf, math.inf)
-    full, full_of_tokens = (BATCH, math.inf), (BATCH, 512)
-    assert least(Budget(inputs=BATCH)) == [any_one] * 3 + [full] * 3 + [none] * 2
-    assert least(Budget(inputs=BATCH, tokens=512)) == [any_one] * 3 + [full_of_tokens] * 3 + [none] * 2
-    assert least(Budget(inputs=BATCH), fills=True) == [any_one] + [full] * 2 + [none] * 5
+    any_one, full, none = (1, math.inf), (BATCH, math.inf), (math.inf, math.inf)
+    assert least() == [any_one] * 3 + [full] * 3 + [none] * 2
+    assert least(512) == [any_one] * 3 + [(BATCH, 512)] * 3 + [none] * 2
+    # Batches that share processors: behind the first call, a full batch or its share of a low limit of admission.
+    for limit, share in ((math.inf, full), (6.0 * BATCH, full), (30.0, (5.0, math.inf)), (1.0, any_one)):
+        assert least(fills=True, limit=limit) == [any_one] + [share] * 2 + [none] * 5
+    for limit, share in ((1200.0, (BATCH, 200.0)), (9999.0, (BATCH, 512))):
+        assert least(512, fills=True, limit=limit) == [any_one] + [share] * 2 + [none] * 5
 
 
-def test_under_a_low_limit_of_unanswered_inputs_a_call_is_sent_with_its_share_of_the_limit() -> None:
-    def least(limit: float, pending_calls: int, tokens: int | None = None) -> tuple[float, float]:
-        budget = Budget(inputs=BATCH, tokens=tokens)
-        return min_to_send(budget, pending_calls=pending_calls, batches=2, calls_per_batch=2, fills=True, limit=limit)
-
-    assert [least(20.0, calls) for calls in range(4)] == [(1, math.inf), (5.0, math.inf), *[(math.inf, math.inf)] * 2]
-    assert (least(1.0, 1), least(4.0 * BATCH, 1)) == ((1, math.inf), (BATCH, math.inf))
-    assert (least(800.0, 1, 512), least(9999.0, 1, 512)) == ((BATCH, 200.0), (BATCH, 512))
-
-
-@pytest.mark.parametrize(
-    ("num_inputs", "num_tokens", "weight"),
-    [
-        pytest.param(1, 16, 1, id="no-piece-weighs-nothing"),
-        pytest.param(3, 256, PARTS // 2, id="as-much-as-its-tokens-fill"),
-        pytest.param(12, 60, 12, id="or-its-inputs-if-that-is-more"),
-        pytest.param(5, 17 * 16, 17, id="what-begins-a-part-has-all-of-it"),
-        pytest.param(1, 600, 38, id="one-larger-input-is-more-than-a-batch"),
-        pytest.param(1, 100_000, MOST_BATCHES * PARTS, id="but-never-many-of-them"),
-    ],
-)
-def test_under_a_token_budget_a_call_weighs_its_share_of_a_batch(num_inputs: int, num_tokens: int, weight: int) -> None:
-    assert weight_of(Budget(inputs=32, tokens=512), num_inputs, num_tokens) == (weight, PARTS)
-
-
-def test_without_a_token_budget_a_call_weighs_its_inputs() -> None:
+def test_a_call_weighs_its_inputs_or_under_a_token_budget_its_share_of_a_batch() -> None:
+    budget = Budget(inputs=32, tokens=512)
+    assert weight_of(budget, 1, 16) == (1, PARTS)  # the least weight
+    assert weight_of(budget, 3, 256) == (PARTS // 2, PARTS)  # its share of the tokens
+    assert weight_of(budget, 12, 60) == (12, PARTS)  # its share of the inputs, which is larger
+    assert weight_of(budget, 5, 17 * 16) == (17, PARTS)  # a part that it begins counts in full
+    assert weight_of(budget, 1, 600) == (38, PARTS)  # an input that is larger than a batch
+    assert weight_of(budget, 1, 100_000) == (MOST_BATCHES * PARTS, PARTS)
     assert weight_of(Budget(inputs=24), 5, 10_000) == (5, 24)
     assert weight_of(Budget(inputs=24, tokens=7), 5, 5) == (5, 7)  # no part is smaller than a token
 
@@ -153,10 +139,6 @@ def test_calls_go_to_the_best_replica_from_the_phase_on(
 
 
 def test_a_replica_that_starts_during_a_change_prepares_the_stages_of_the_new_plan_first() -> None:
-    def stage(device: str, first: int, end: int) -> Stage:
-        return Stage(device=device, replicas=1, splits=(Split(first=first, end=end, batch=4),))
-
-    followed = PlacedPlan(plan=Plan(stages=(stage("cpu", 0, 2), stage("cpu", 2, 4)), epoch=1))
-    coming = PlacedPlan(plan=Plan(stages=(stage("V100", 0, 2), stage("cpu", 2, 4)), epoch=2))
+    followed, coming = plan(), plan(epoch=2, first="V100")
     made = [(each.epoch, each.stage.splits[0].first) for each in assignments_on("cpu", [coming, followed])]
     assert made == [(2, 2), (1, 0)]
