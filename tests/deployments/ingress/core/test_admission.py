@@ -89,12 +89,6 @@ def overload(admission: Admission, seconds: int = 30, answers: int = 50) -> None
             admission.answered(1.2, 60, 1, float(second))
 
 
-def test_an_idle_service_admits_any_request_whatever_its_limit() -> None:
-    admission = known(rate_per_s=0.001)
-    assert late(admission, 0, num_inputs=256) == 0.0
-    assert late(admission, 1) > 0.0
-
-
 @pytest.mark.parametrize("rate_per_s", [0.0, None])
 def test_without_a_predicted_rate_everything_is_admitted_until_an_answer_is_late(rate_per_s: float | None) -> None:
     admission = Admission(plan(rate_per_s=rate_per_s), slo_s=1.0, num_ingresses=1)
@@ -221,7 +215,7 @@ def test_deferred_stages_admit_a_full_batch_per_replica_and_split_however_late_a
     ("dispatch", "refused"),
     [("deferred", (28, 30)), ("filling", (1, 2, 27, 28, 30)), ("work-conserving", (1, 2, 27, 28, 30))],
 )
-def test_deferred_stages_admit_requests_of_any_size_until_their_batches_can_fill(
+def test_idle_services_and_deferred_stages_whose_batches_cannot_fill_admit_requests_of_any_size(
     dispatch: Dispatch, refused: tuple[int, ...]
 ) -> None:
     admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=1)

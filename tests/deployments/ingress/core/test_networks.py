@@ -27,7 +27,6 @@ from tests.deployments.ingress.core.core_world import (
 
 END = 5
 FIRST, LAST = SMALL, split(4, 6)
-HALVES = split(0, 1), split(1, 2, (1,))
 PRUNES = networks((SMALL,), (LARGE,), prunes=1)
 
 

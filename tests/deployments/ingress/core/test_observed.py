@@ -136,14 +136,14 @@ def test_callers_of_probe_sequences_get_only_the_full_models_tokens() -> None:
     assert (world.core.observations.agreement, world.core.counts.exits) == (0.5, {3: 2})
 
 
-@pytest.mark.parametrize("was", [True, False])
-def test_a_restarted_sequence_keeps_its_draw_as_a_probe(was: bool) -> None:
+@pytest.mark.parametrize(("was", "probes"), [(None, {True, False}), (True, {True}), (False, {False})])
+def test_some_new_sequences_are_probes_and_a_restarted_one_keeps_its_draw(was: bool | None, probes: set[bool]) -> None:
     world = observing(probe_share=0.5)
     for name, letter in zip("uvwxyz", "abcdef", strict=True):
         world.placements[name] = KVPlacement(len(world.placements) + 1, is_retry=True, is_probe=was)
         world.step(name, letter)
     world.do()
-    assert {call.probe for call in world.calls} == {was}
+    assert {call.probe for call in world.calls} == probes
 
 
 def test_only_the_last_chunk_of_a_prompt_is_recorded() -> None:

@@ -13,7 +13,7 @@ import pytest
 from deployments.ingress.core.calls import LONGEST_RETRY_S
 from deployments.ingress.core.ingress_core import SUSPENDED_RETRY_S
 from deployments.ingress.core.inputs import CALL_GRACE_S
-from deployments.ingress.core.routes import StageReplicas, sequence_numbers
+from deployments.ingress.core.routes import SMOOTHING, KVPlacement, StageReplicas, sequence_numbers
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import (
     AdmissionError,
@@ -124,10 +124,12 @@ def test_the_mean_time_of_later_stages_is_reserved() -> None:
     world.lose(3, "b")
     world.submit("c")
     assert [call.reserve_s for call in world.calls] == [0.0, 0.0, 2.0, 0.0, 2.0]
-    world.answer(4, "c")
+    world.go_on(4, "c")
+    world.now_s += 4.0
+    world.answer(5, "c")
     world.follow(plan(epoch=2, cut=3))
     world.submit("d")
-    assert world.calls[5].reserve_s == 1.0  # for block 3 alone
+    assert world.calls[6].reserve_s == pytest.approx((2.0 + SMOOTHING * (4.0 - 2.0)) / 2)  # for block 3 alone
 
 
 @pytest.mark.parametrize(
@@ -229,17 +231,17 @@ def test_a_reply_with_an_unknown_block_changes_nothing(block: int) -> None:
 
 def test_the_retry_after_of_a_full_ingress_is_the_longest_wait() -> None:
     world = CoreWorld(max_queued=40, calls_per_replica=1)
+    world.now_s = 5.0
     world.submit("AB", deadline_s=9999.0)
     world.submit(string.printable[:36], deadline_s=9999.0)
-    waits_s = []
-    for seconds in (0.5, 18.0, 3600.0):
-        world.now_s = seconds
+    for waited_s, retry_after_s in ((0.5, 1.0), (18.0, 18.0), (3600.0, LONGEST_RETRY_S)):
+        world.now_s = 5.0 + waited_s
         with pytest.raises(OverloadedError, match="this ingress holds at most 40") as caught:
             world.submit("vwxyz")
-        waits_s.append(caught.value.retry_after_s)
+        assert caught.value.retry_after_s == retry_after_s
         with pytest.raises(InputError, match="a request has 41 inputs; this ingress holds at most 40 at a time"):
             world.submit("!" * 41)
-    assert (waits_s, world.core.counts.drops) == ([1.0, 18.0, LONGEST_RETRY_S], {"overloaded": 15})
+    assert world.core.counts.drops == {"overloaded": 15}
     world.submit("!?")
     with pytest.raises(OverloadedError):
         world.submit("v")
@@ -284,6 +286,8 @@ def test_a_long_request_is_refused_by_its_tokens_but_not_the_short_one_behind_it
     with pytest.raises(AdmissionError):
         world.core.check_admission(1, 1.0, 0.0, num_coming=2)
     assert (world.core.counts.arrived, world.core.counts.drops) == (5, {"admission": 3})
+    world.follow(plan(epoch=2))  # which counts inputs, and predicts nothing
+    assert world.core.chains.active[0].admission.limit == 350 / 175
 
 
 def test_a_long_input_goes_to_a_chain_that_has_room_for_its_tokens() -> None:
@@ -306,6 +310,9 @@ def test_each_plan_forms_batches_of_waiting_inputs_in_its_own_unit() -> None:
     world.follow(plan(epoch=3))
     world.answer(1, "b")
     assert [words.split()[3] for words in world.log if "send" in words] == ["a", "bc", "defg"]
+    world.follow(placed(stage(split(0, 2, tokens=8), split(2, 4, tokens=5)), epoch=4))
+    first_stage = world.core.chains.active[0].first_stage
+    assert [first_stage.budget(block).tokens for block in range(4)] == [8, 8, 5, 5]
 
 
 def test_the_longest_wait_is_reported_by_length() -> None:
@@ -333,16 +340,18 @@ def test_a_second_replica_gets_inputs_only_when_the_first_has_a_full_batch() -> 
 
 def test_under_a_low_limit_a_second_replica_gets_inputs_before_a_batch_is_full() -> None:
     # Admission control begins with a limit of 7.7 inputs; a running and a waiting call of two replicas share it.
-    plan_of = placed(stage(split(0, 4), replicas=2), dispatch="filling", predicted={"rate_per_s": 11.0})
-    world = CoreWorld(plan_of, slo_s=1.0)
+    world = CoreWorld(plan(replicas=2, dispatch="filling", predicted={"rate_per_s": 11.0}), slo_s=1.0)
     for letter in "abcdefg":
         world.submit(letter, deadline_s=1.0)
-    replicas = StageReplicas[Up](phase=0.0)
-    replicas.set_replicas([Up("r0"), Up("r1")])
-    keys = ["".join(each.key for each in call.inputs) for call in world.calls]
-    chosen = [(call.counts_as_full, call.choose_replica(replicas, 0)) for call in world.calls]
-    assert keys == ["a", "bc"]  # no call queues at a busy replica
-    assert chosen == [(False, Up("r0")), (True, Up("r1"))]
+    assert ["".join(each.key for each in call.inputs) for call in world.calls] == ["a", "bc"]  # none at a busy replica
+    world.go_on(0, "a")
+    world.go_on(1, "bc")
+    r0, r1 = Up("r0"), Up("r1")
+    for first, expected in ((0, [(False, r0), (True, r1)]), (2, [(False, r0), (False, r0)])):  # survivors fill r0 first
+        replicas = StageReplicas[Up](phase=0.0)
+        replicas.set_replicas([r0, r1])
+        calls = [call for call in world.calls if call.stage.first == first][:2]
+        assert [(call.counts_as_full, call.choose_replica(replicas, first)) for call in calls] == expected
 
 
 def test_calls_are_sent_for_the_second_batch_of_a_replica() -> None:
@@ -355,6 +364,11 @@ def test_calls_are_sent_for_the_second_batch_of_a_replica() -> None:
     assert sizes(None, "work-conserving") == sizes(4, "work-conserving") == "a bcde"
     assert sizes(5, "work-conserving") == "a b cdef ghij"
     assert sizes(5, "filling") == "a bcde"
+    world = CoreWorld(placed(stage(split(0, 4, overlap_below=3))), calls_per_replica=1)
+    world.submit("abcdefgh")
+    for letter in "ab":  # only the second answer leaves fewer than three inputs
+        world.answer(0, letter, block=1)
+    assert world.log[2:] == ["0 answer b is b after block 1", "0 send 1: efgh to first for block 0"]
 
 
 # Several chains
@@ -549,6 +563,15 @@ def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere()
     world.do()
     assert world.log == ["0 send 3: e to first for block 0 at r1", "0 send 4: f to second for block 0 at r1"]
     assert [each.chain.layout for each in world.named("ef")] == [world.placements[name].layout for name in "yz"]
+
+
+def test_new_sequences_that_exclude_different_replicas_are_sent_apart() -> None:
+    world = CoreWorld()
+    for letter, excluded in (("a", set()), ("b", {"r1"}), ("c", {"r1"})):
+        world.placements[letter] = KVPlacement(len(world.placements) + 1, excluded=frozenset(excluded))
+        world.step(letter, letter)
+    world.do()
+    assert world.log == ["0 send 0: a to first for block 0 at any", "0 send 1: bc to first for block 0 at any"]
 
 
 def test_sequence_numbers_of_two_ingresses_differ() -> None:
