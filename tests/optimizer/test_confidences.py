@@ -45,6 +45,16 @@ def test_each_ramp_has_its_own_confidence() -> None:
     values[:3, :, 0] = 0.75
     (alone,) = choose_confidences(shares_above(values), np.array([[0.0], [0.0], [0.0], [1.0]]), budget=0.1)
     assert 0.55 <= LEVELS[alone] < 0.75
+    # Two of seven inputs are lost, and one may be. Above 0.4 the other one leaves last. Above 0.7 four inputs leave
+    # first, and then three together, of which two are lost.
+    low, high = [8, 8, 8, 8, 8, 9, 7], [5, 5, 5, 5, 2, 2, 2]
+    rows = [
+        [0.2] * (10 - least) + [0.45] * (least - most) + [0.75] * most for least, most in zip(low, high, strict=True)
+    ]
+    (alone,) = choose_confidences(
+        shares_above(np.array(rows)[:, None]), np.array([[0.0]] * 5 + [[1.0]] * 2), budget=0.15
+    )
+    assert 0.2 <= LEVELS[alone] < 0.45
 
 
 def test_shares_and_sureness_convert_to_each_other() -> None:

@@ -43,10 +43,6 @@ def stage(*splits: Split, device: str = "fast", replicas: int = 1) -> Stage:
     return Stage(device=device, replicas=replicas, splits=splits)
 
 
-def seconds(*stages: Stage, problem: PlanProblem = PROBLEM) -> list[float]:
-    return [each.seconds.mean_s for each in evaluate(problem, stages).splits]
-
-
 def at_rate(rate_per_s: float) -> PlanProblem:
     return replace(PROBLEM, objective=MinimizeCost(rate_per_s=rate_per_s))
 
@@ -121,6 +117,16 @@ def test_chains_are_equally_busy_unless_the_batches_of_one_would_fill_too_slowly
         assert evaluate(problem, chains).shares == equal  # at 6/s, no shares would do
 
 
+def test_the_figures_of_parallel_chains_follow_from_their_shares() -> None:
+    chains = stage(split(0, 3, 0)), stage(split(0, 3), device="slow")
+    found = evaluate(at_rate(10), chains, lambda _: (1.0, 1.0, 1.0), shares=(0.75, 0.25))  # no input leaves early
+    assert found.rate_per_s == pytest.approx(4 / 0.6 / 0.25)
+    assert found.latency_s == pytest.approx(4 / 2.5 + 0.6)
+    assert found.mean_latency_s == pytest.approx(0.75 * (2 / 7.5 + 0.113) + 0.25 * (2 / 2.5 + 0.6))
+    assert found.ramp_overhead == pytest.approx(0.75 * 0.003 / 0.110)
+    assert (found.usd_per_hour, [each.stage_index for each in found.splits]) == (3.5, [0, 1])
+
+
 def test_the_batches_of_an_unreached_split_never_fill() -> None:
     problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
     apart = evaluate(problem, (stage(split(0, 1, 0), split(1, 3)),))
@@ -157,8 +163,9 @@ def test_violations_are_the_constraints_that_a_plan_breaks() -> None:
     assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, and 2.000% are allowed"
     sooner = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10))
     figures = evaluate(sooner, (stage(split(0, 3)),))
-    assert predictions(PROBLEM, figures).keys() == {"rate_per_s", "latency_s", "usd_per_hour"}
-    assert set(predictions(sooner, figures)) - set(predictions(PROBLEM, figures)) == {"mean_latency_s", "ramp_overhead"}
+    always = {"rate_per_s", "latency_s", "usd_per_hour"}
+    assert predictions(PROBLEM, figures).keys() == always
+    assert predictions(sooner, figures).keys() == always | {"mean_latency_s", "ramp_overhead"}
     assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all devices are used
     assert broken(replace(at_rate(30), budget_usd_per_hour=3.0), stage(split(0, 3))) == []
     stages = (stage(split(0, 1), replicas=3), stage(split(1, 2), replicas=1), stage(split(2, 3), replicas=1))
@@ -199,6 +206,8 @@ def test_the_longest_queue_counts_in_full_and_the_others_with_their_means() -> N
     assert [tuple(each) for each in found] == [pytest.approx(tuple(each)) for each in expected]
     (_, tail_s), (link_mean_s, _), (mean_s, _) = (each.queue_s(0.01) for each in expected)
     assert queue_s(problem, stages, evaluate(problem, stages)) == pytest.approx(tail_s + link_mean_s + mean_s)
+    # Seven half busy replicas: all are busy with a probability of 0.5^3, since sqrt(2 * 8) - 1 = 3.
+    assert Load(50, 7, 0.07, 0.0098).queue_s(0.01) == pytest.approx((0.125 * 0.01, 0.01 * math.log(12.5)))
     # One of 4 batches takes 11 ms, because both inputs leave at ramp 0. The others take 51 ms.
     alone = (stage(split(0, 3, 0, batch=2)),)
     [[found_alone]] = loads(problem, alone, evaluate(problem, alone))

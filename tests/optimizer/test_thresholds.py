@@ -273,6 +273,7 @@ def records(sure: Mapping[int, float], wrong: Mapping[int, float]) -> ExitRecord
         pytest.param({0: 0.8, 2: 0.8}, {0: 0.0, 2: 0.0}, (0, 2), id="an earlier one that errs nowhere"),
         pytest.param({0: 0.3, 2: 0.8}, {0: 0.0, 2: 0.0}, (2,), id="it saves too little"),
         pytest.param({0: 0.8, 2: 0.8}, {0: 0.12, 2: 0.06}, (2,), id="both together lose too much"),
+        pytest.param({0: 0.8, 2: 0.8}, {0: 0.03, 2: 0.03}, (0, 2), id="both together lose little"),
     ],
 )
 def test_a_ramp_is_selected_if_it_saves_much_beside_the_others(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +113,9 @@ def test_all_inputs_count_before_the_first_requested_ramp_and_then_probes() -> N
     assert found.survival is not None
     assert [share.effective_inputs for share in found.survival] == pytest.approx([4, 4, 4, 4, 1, 1])
     assert survival_history([found]).inputs_WK[0, 0] == found.num_inputs == 4
+    # At ramp 3 of the plan all exits are known. Only probes show which inputs would continue after block 4.
+    found = estimate(random_records(100, seed=3), {3: 0.9}, np.arange(100) < 10, {3: 0.9, 4: 0.9})
+    assert worth(found)[3] == pytest.approx(100)
     # All are the rest and probes b, c and d. c leaves at ramp 1; b leaves at ramp 3, and d continues.
     found = estimate(RECORDS, {}, [False, True, True, True], {1: 0.75, 3: 0.7})
     assert found.go_on is not None
@@ -229,19 +231,12 @@ def test_windows_whose_probes_agree_count_no_more_than_others() -> None:
     assert forecast_survival(history).go_on_R[3] == pytest.approx(0.8 * 0.9, abs=0.015)
 
 
-def stream_of(times_s: list[float], **settings: Any) -> ExitStream:
-    stream = ExitStream(SHAPE, since_s=0, **settings)
-    rows = np.arange(len(times_s)) % 4
-    stream.append(observe(RECORDS.subset(rows), {1: 0.75}, np.zeros(len(times_s), dtype=bool), times_s))
-    return stream
-
-
 def test_windows_begin_at_multiples_of_the_period() -> None:
-    stream = stream_of([5, 119.9, 120, 361, 130])
+    stream, times_s = ExitStream(SHAPE, since_s=0), [5, 119.9, 120, 361, 130]
+    stream.append(observe(RECORDS.subset(np.arange(5) % 4), {1: 0.75}, np.zeros(5, dtype=bool), times_s))
     found = windows(stream, now_s=480)
     assert [(window.start_s, window.num_inputs) for window in found] == [(0, 2), (120, 2), (240, 0), (360, 1)]
     assert len(windows(stream, now_s=479)) == 3
-    assert found[2].estimate({1: 0.75}).survival is None
     stream = ExitStream(SHAPE, since_s=100)
     stream.append(observe(RECORDS, {}, np.array(NONE), [110, 130, 140, 150]))
     assert [(window.start_s, window.num_inputs) for window in windows(stream, 240)] == [(120, 3)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -98,16 +98,6 @@ async def scripted(*replies: Reply, then: Reply = YES) -> AsyncIterator[Scripted
     async with listening(state.connected) as port:
         state.url = f"http://127.0.0.1:{port}"
         yield state
-
-
-def times(*times_s: float) -> str:
-    """A file of send times."""
-    return "".join(f"{time_s}\n" for time_s in times_s)
-
-
-def bodies(texts: Sequence[str]) -> str:
-    """A file of bodies."""
-    return "".join(f'{{"inputs": "{text}"}}\n' for text in texts)
 
 
 def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:

@@ -11,12 +11,10 @@ import pytest
 
 from deployments.wire.messages import Interval
 from earlyexit.network.boundary import Split
-from optimizer.cost.evaluate import evaluate
 from optimizer.live.plan_changes import StartCost, Trial, Verdict, judge, kept_share, weigh
 from optimizer.live.stragglers import ReplicaTimes, find_stragglers
 from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo, Supply
-from optimizer.search.decision import Planned
 from profiles.table import LatencyTable
 from tests.optimizer.plain_problem import plain_problem
 
@@ -31,10 +29,6 @@ PROBLEM = plain_problem(
 
 def stages(replicas: int, *, batch: int = 4, device: str = "T4") -> tuple[Stage, ...]:
     return (Stage(device=device, replicas=replicas, splits=(Split(first=0, end=1, batch=batch),)),)
-
-
-def planned(chosen: tuple[Stage, ...], problem: PlanProblem = PROBLEM) -> Planned:
-    return Planned(strategy="best", stages=chosen, figures=evaluate(problem, chosen), bound=1.0, gap=0.0)
 
 
 def weighed(
