@@ -13,7 +13,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.cost.evaluate import evaluate, objective_value, predictions, violations
+from optimizer.cost.evaluate import evaluate, loads, objective_value, predictions, violations
 from optimizer.plans.plan import Stage, chains_of
 from optimizer.problems.networks import Subproblem, survival_with
 from optimizer.problems.problem import Ingresses, Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
@@ -354,6 +354,8 @@ def test_plans_of_several_chains_are_no_worse_than_the_best_of_one(problem: Plan
     carried = Ingresses(inputs_per_s=0.9 * several.figures.rate_per_s)
     limited = planned(replace(problem, most_chains=3, ingress=carried)).figures
     assert [limited.rate_per_s, sum(limited.shares)] == pytest.approx([carried.most_per_s, 1])
+    even = (1 / len(several.figures.shares),) * len(several.figures.shares)
+    assert evaluate(replace(problem, ingress=Ingresses(inputs_per_s=1.0)), several.stages, shares=even).shares == even
     too_fast = replace(problem, most_chains=3, objective=MinimizeCost(rate_per_s=1.1 * several.bound))
     assert refused(too_fast).highest_rate_per_s == several.figures.rate_per_s
 
@@ -455,9 +457,14 @@ def by_hand(problem: PlanProblem, stays: tuple[float, ...]) -> PlanProblem:
 
 def test_rates_and_survival_are_weighted_by_tokens() -> None:
     problem = one_block(lengths=Lengths.of([16, 48]))
-    figures = evaluate(problem, (Stage(device="gpu", replicas=1, splits=(Split(first=0, end=1, batch=8),)),))
+    stages = (Stage(device="gpu", replicas=1, splits=(Split(first=0, end=1, batch=8),)),)
+    figures = evaluate(problem, stages)
     assert figures.rate_per_s == pytest.approx(8 / 0.009)
     assert figures.splits[0].batch_at_block == (8.0,)
+    [[load]] = loads(
+        problem, stages, figures
+    )  # half of the inputs take half of the mean, the others 1.5 times the mean
+    assert (load.work_s, load.square_s2) == pytest.approx((0.009 / 8, 1.25 * (0.009 / 8) ** 2))
     problem = one_block(lengths=MIXED)
     assert token_survival_N(problem) == (1.0,)
     wide = with_length(random_problem(3), MIXED)

@@ -48,11 +48,6 @@ def begun(
     return book
 
 
-def finish(book: ExitObservations, each: Probed, *, exit_block: int = 3) -> None:
-    book.answered(each, exit_block, BOTH)
-    book.observe([seen(each, block) for block in (0, 2, 3)])
-
-
 def test_answers_of_any_shape_have_losses() -> None:
     def wrong_pixels(early: ValueArray, full: ValueArray) -> FloatArray:
         return np.asarray((early != full).mean((1, 2)), dtype=np.float64)
@@ -178,7 +173,8 @@ def test_a_loss_function_that_fails_costs_only_observations(caplog: pytest.LogCa
     probe = flight(1)
     book = ExitObservations(SHAPE, fail)
     assert book.begin([probe], plan(), "probe", 2.0)
-    finish(book, probe)
+    book.answered(probe, 3, BOTH)
+    book.observe([seen(probe, block) for block in (0, 2, 3)])
     assert (book.take_completed(), book.agreement) == (None, None)
     assert (book.num_complete, probe in book.open) == (0, False)
     assert "the losses of 1 observed inputs could not be computed" in caplog.text
