@@ -375,7 +375,7 @@ def choose(folder: Path, options: ServeJob, notify: Notify) -> tuple[Plan, Backe
     workers = options.replicas or workers
     threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
     if torch_device == "cpu":
-        unit, room = "thread", f"{num_cores()} cores and the free memory"
+        unit, room = "thread", f"{num_cores()} {'core' if num_cores() == 1 else 'cores'} and the free memory"
         plan = on_cores(plan, problem, workers, profile.backend, in_pairs=options.replicas is None)
     else:  # the host prepares one batch while the GPU computes the other
         unit, room = "GPU", "a GPU each"

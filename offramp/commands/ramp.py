@@ -52,8 +52,8 @@ def run(job: RampJob) -> None:
         lines.append(f"{percent(tested['accuracy'])} of the answers equal the label; of the checkpoint's, {full}")
     best = [out] if saved > 0 else [job.folder] if job.pair_column is None else [out, "--plan", "stock"]
     document = {"saved": saved, "rows": len(rows), "thresholds": card.thresholds, "tested": tested}
-    print_result(document, lines=[*lines, f"next: {command('serve', *best)}"], as_json=job.as_json)
     warn(*calibration_warnings(card, {}, read_card(out).provenance, None))
+    print_result(document, lines=[*lines, f"next: {command('serve', *best)}"], as_json=job.as_json)
 
 
 def read_log(job: RampJob, labels: tuple[str, ...]) -> LabelledRows:

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import sys
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -371,8 +372,11 @@ def test_one_command_makes_calibrates_and_reports_ramps(
         assert exit_outputs(model, encoded)[2].equal(exit_outputs(as_it_is, encoded)[2])
         assert json.loads((out / "profile.json").read_text())["provenance"]["asked"]["ramps"] == [0, 1]
         monkeypatch.setattr("offramp.commands.ramp.saved_share", lambda *_: -0.004)
-        assert run("ramp", tmp_path / "tuned", "--data", log, "--out", out) == 0
+        with redirect_stderr(sys.stdout):
+            assert run("ramp", tmp_path / "tuned", "--data", log, "--out", out) == 0
         said = capsys.readouterr().out
+        assert ("but a constant answer would be right for 100.0%" in said) == labelled
+        assert said.splitlines()[-1].startswith("next: offramp serve "), "after all warnings"
         assert "no less processor time than the model; at least 99 % of the answers stay the same, with 90 %" in said
         assert "of 700 rows: " in said
         assert ("equal the label" in said) == labelled
