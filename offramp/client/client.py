@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
 from deployments.api.operations import OPERATION_BY_NAME, new_id
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
 from offramp.client.protocol import (
-    JSON_LENGTH_HEADER,
     Failure,
     Input,
     Outcome,
@@ -336,7 +336,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def versions(self) -> list[Row]:
         """Returns all models and versions of the server's cluster, with their states."""
-        return list(await self._call("index", {}, kind=list))
+        return list(await self._call("index", {}, list[Row]))
 
     async def canary(self) -> dict[str, Any]:
         """Returns statistics of the default version and the canary."""
@@ -426,13 +426,14 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         return dict(await self._call(operation, body, model=await self._served_model()))
 
     async def _call(
-        self, operation: str, body: dict[str, object] | None = None, kind: type = dict, **named: str
+        self, operation: str, body: dict[str, object] | None = None, shape: Any = dict, **named: str
     ) -> Any:
-        """Returns the server's answer to an operation, of a kind of JSON; `named` are the parameters of its path."""
+        """Returns the server's answer to an operation, of this shape; `named` are the parameters of its path."""
         answer = await self._send_with_retries(Request(operation, body, named=named))
-        if not isinstance(answer, kind):
-            raise OfframpError(f"the server at {self._http.base_url} does not answer as Offramp does: {answer!r:.200}")
-        return answer
+        try:
+            return TypeAdapter(shape).validate_python(answer)
+        except ValidationError as error:
+            raise OfframpError(f"{self._http.base_url} does not answer as Offramp does: {answer!r:.200}") from error
 
     async def _send_with_retries(self, request: Request, timeout_s: float | None = None) -> Any:
         """Sends a request, with retries under the same id; returns the payload, or raises the failure's error."""
@@ -472,8 +473,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         except httpx.RequestError as error:
             reason = str(error) or type(error).__name__
             return connection_failure(f"no connection to {http.base_url}: {reason}; is the service running?")
-        retry_after, json_length = map(response.headers.get, ("Retry-After", JSON_LENGTH_HEADER))
-        return read_reply(response.status_code, response.content, retry_after, json_length)
+        return read_reply(response.status_code, response.content, response.headers)
 
 
 def _blocking(

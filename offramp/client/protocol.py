@@ -27,6 +27,9 @@ from earlyexit.network.boundary import DATATYPES, cast_column
 T = TypeVar("T")
 REQUEST_ID_HEADER = "X-Request-ID"
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
+"""The length of the JSON in a v2 message with binary tensors, which follow it."""
+REPLY_HEADERS = ("retry-after", JSON_LENGTH_HEADER.lower(), "location")
+"""The headers of a response that `read_reply` reads, in lower case."""
 
 FIRST_BACKOFF_S = 0.1
 """About the time after which a full queue has room again."""
@@ -85,17 +88,16 @@ class Failure:
 
 Outcome: TypeAlias = Any
 """A `Failure`, or the payload of an answer: its JSON, or its text if it is not JSON."""
-Header: TypeAlias = str | bytes | None
 Send: TypeAlias = Callable[[float], Awaitable[Outcome]]
 Sleep: TypeAlias = Callable[[float], object]
 """A function that waits for some seconds, or returns an awaitable that does."""
 
 
-def read_reply(status: int, content: bytes, retry_after: Header = None, json_length: Header = None) -> Outcome:
-    """Returns the outcome of a request with this response.
-
-    `json_length`: the length of the JSON in a v2 answer with binary tensors.
-    """
+def read_reply(status: int, content: bytes, headers: Mapping[str, str]) -> Outcome:
+    """Returns the outcome of a request with this response, by its `REPLY_HEADERS`. A redirect is a failure."""
+    retry_after, json_length, location = map(headers.get, REPLY_HEADERS)
+    if location and 300 <= status < 400:
+        return failure_of(status, f"redirect to {location}")
     try:
         length = len(content) if json_length is None else int(json_length)
         payload = json.loads(content[:length])
@@ -105,7 +107,7 @@ def read_reply(status: int, content: bytes, retry_after: Header = None, json_len
     return payload if 200 <= status < 300 else failure_of(status, payload, retry_after)
 
 
-def failure_of(status: int, payload: Any, retry_after: Header = None) -> Failure:
+def failure_of(status: int, payload: Any, retry_after: str | None = None) -> Failure:
     """Returns the failure that a response reports. A `Retry-After` that is a date is ignored."""
     retry_after_s = None
     with suppress(ValueError):

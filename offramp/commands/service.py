@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -34,7 +34,7 @@ from deployments.local_ray.applications import (
 from deployments.local_ray.cluster import HAPROXY
 from deployments.local_ray.private import LOOPBACK_NAMES
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.errors import InputError, OfframpError
+from earlyexit.errors import InputError, OfframpError, PlanError
 from earlyexit.network.store import read_card
 from offramp.client.client import Client, open_http
 from offramp.client.protocol import Failure, connection_failure, key_header, read_reply
@@ -50,6 +50,8 @@ from offramp.commands.options import (
     VersionsJob,
 )
 from offramp.commands.output import cell, counts_text, make_table, milliseconds_text, print_result, warn
+from optimizer.plans.plan import Plan, chains_of, deployment_name
+from optimizer.plans.plan_file import parse_plan
 
 if TYPE_CHECKING:
     from offramp.spec.file import Service
@@ -156,12 +158,13 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     try:
         with open_http(httpx.Client, url, headers=headers, timeout=10.0) as http:
             response = http.get("plan")
-        outcome = read_reply(response.status_code, response.content)
+        outcome = read_reply(response.status_code, response.content, response.headers)
     except httpx.HTTPError as error:
         outcome = connection_failure(str(error))
-    if isinstance(outcome, dict):
-        return outcome
-    reason = outcome.error if isinstance(outcome, Failure) else "this is no service of Offramp"
+    with suppress(KeyError, PlanError, TypeError):  # a failure, or another server's answer
+        parse_plan(outcome["plan"])
+        return dict(outcome)
+    reason = outcome.error if isinstance(outcome, Failure) else f"this is no service of Offramp: {outcome!r:.200}"
     print(f"no plan: {url}/plan: {str(reason).partition(chr(10))[0]}", file=sys.stderr)
     return None
 
@@ -176,34 +179,30 @@ def status_tables(document: Mapping[str, Any]) -> list[Table]:
         for one in each["deployments"]:
             name = f"{one['name']} (emulated)" if one["emulated"] else one["name"]
             table.add_row("", name, one["status"], f"{one['replicas']} of {one['wanted']}")
-    inner = plan
-    while isinstance(inner, Mapping) and "chains" not in inner:  # the answer may be another server's
-        inner = inner.get("plan")
-    if not isinstance(inner, Mapping) or not inner["chains"]:
+    if plan is None:
         return [table]
     title = f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"
     if (plan.get("hops") or {}).get("dtype") == "float16":
         title += "; hidden states between stages in float16"
     if plan.get("suspended"):
         title += f"; but all inputs are refused: {plan['suspended']}"
-    several = len(inner["chains"]) > 1
-    names = ("chain", "share") if several else ()
+    served = parse_plan(plan["plan"])
+    names = ("chain", "share") if len(served.shares) > 1 else ()
     columns = (*names, "stage", "device", "replicas", "blocks", "batch", "ramps\nafter")
-    return [table, make_table(*columns, title=title, rows=_plan_rows(inner["chains"], several=several))]
+    return [table, make_table(*columns, title=title, rows=_plan_rows(served))]
 
 
-def _plan_rows(chains: Sequence[Mapping[str, Any]], *, several: bool) -> Iterator[tuple[str, ...]]:
+def _plan_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     """Yields a row for each split of a plan; the first of a chain or a stage also shows these."""
-    for number, chain in enumerate(chains):
-        of_chain: tuple[str, ...] = (str(number), f"{chain['share']:.1%}") if several else ()
-        for index, stage in enumerate(chain["stages"]):
-            device = stage["device"]
-            if device.startswith(EMULATED):
-                device = f"{device.removeprefix(EMULATED)} (emulated)"
-            of_stage = (str(index), device, str(stage["replicas"]))
-            for split in stage["splits"]:
-                blocks = f"{split['first']} to {split['end'] - 1}"
-                yield *of_chain, *of_stage, blocks, str(split["batch"]), ", ".join(map(str, split["ramps"])) or "-"
+    for number, (share, stages) in enumerate(zip(plan.shares, chains_of(plan.stages), strict=True)):
+        of_chain: tuple[str, ...] = (str(number), f"{share:.1%}") if len(plan.shares) > 1 else ()
+        for index, stage in enumerate(stages):
+            name = stage.device.removeprefix(EMULATED)
+            device = name if name == stage.device else f"{name} (emulated)"
+            of_stage = (str(index), device, str(stage.replicas))
+            for split in stage.splits:
+                blocks = f"{split.first} to {split.end - 1}"
+                yield *of_chain, *of_stage, blocks, str(split.batch), ", ".join(map(str, split.ramps)) or "-"
                 of_chain, of_stage = ("",) * len(of_chain), ("", "", "")
 
 
@@ -221,7 +220,9 @@ class Dashboard:
 
     def serve(self) -> dict[str, Any]:
         """Returns Serve's state: `applications` by name, and its options."""
-        return _fields(self._request("GET", APPLICATIONS), "applications")
+        with _document(self._request("GET", APPLICATIONS)) as serve:
+            applications_document(serve)  # reads all fields that are needed
+            return dict(serve)
 
     def put(self, config: Mapping[str, Any]) -> None:
         """Replaces Serve's applications; those that are not in the config are deleted."""
@@ -229,11 +230,11 @@ class Dashboard:
 
     def inventory(self) -> Inventory:
         """Returns the hardware of the cluster's nodes."""
-        rows = _fields(self._request("GET", NODES, params={"limit": 10_000}), "data")["data"]["result"]["result"]
-        return inventory_of_nodes(
-            {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
-            for row in rows
-        )
+        with _document(self._request("GET", NODES, params={"limit": 10_000})) as found:
+            return inventory_of_nodes(
+                {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
+                for row in found["data"]["result"]["result"]
+            )
 
     def wait_until_running(self, name: str, limit_s: float, on_progress: Callable[[str], None]) -> None:
         """Waits until the application runs; raises OfframpError if it fails, or after the limit.
@@ -281,19 +282,18 @@ class Dashboard:
         if response.status_code in (401, 403):
             raise OfframpError(f"{address} refuses with {response.status_code}: set RAY_AUTH_MODE=token and its token")
         if not response.is_success:
-            raise OfframpError(f"{address}{path} answers {response.status_code}: {last_error(response.text)}")
+            reason = response.headers.get("Location") or last_error(response.text)
+            raise OfframpError(f"{address}{path} answers {response.status_code}: {reason}")
         return response
 
 
-def _fields(response: httpx.Response, required: str) -> dict[str, Any]:
-    """Returns the JSON of an answer; raises OfframpError if it has no field `required`, as of another server."""
+@contextmanager
+def _document(response: httpx.Response) -> Iterator[Any]:
+    """Yields the JSON of an answer; raises OfframpError if it lacks what the caller reads, as of another server."""
     try:
-        document = response.json()
-    except ValueError:
-        document = None
-    if not isinstance(document, dict) or required not in document:
-        raise OfframpError(f"{response.url} answers, but it is not a Ray dashboard")
-    return document
+        yield response.json()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise OfframpError(f"{response.url} answers, but it is not a Ray dashboard: {response.text:.200}") from error
 
 
 @contextmanager
@@ -322,8 +322,6 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
 
 def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns Serve's applications, as `offramp status --json` prints them."""
-    from optimizer.plans.plan import deployment_name
-
     return [
         {
             "name": name,

@@ -18,7 +18,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from earlyexit.errors import DeadlineError, InputError
 from offramp.client.protocol import (
-    JSON_LENGTH_HEADER,
+    REPLY_HEADERS,
     Failure,
     Outcome,
     Request,
@@ -34,10 +34,9 @@ Post: TypeAlias = Callable[[Request, float], Awaitable[Outcome]]
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn and Ray Serve close an idle connection."""
 SWITCHING_PROTOCOLS = 101
-JSON_LENGTH, RETRY_AFTER = JSON_LENGTH_HEADER.lower().encode(), b"retry-after"
-WITH_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
+WITH_LENGTH = frozenset({"content-length", "transfer-encoding"})
 """Headers which show that the end of the connection is not the end of the body."""
-KEPT = WITH_LENGTH | {JSON_LENGTH, RETRY_AFTER}
+KEPT = WITH_LENGTH.union(REPLY_HEADERS)
 """The headers that are read."""
 
 
@@ -161,9 +160,9 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        lower = name.lower()
+        lower = name.lower().decode("latin-1")
         if lower in KEPT:
-            self._headers[lower] = value
+            self._headers[lower] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Stores that the end of the connection may be the end of the body from now on."""
@@ -192,12 +191,11 @@ class Connection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._body: list[bytes] = []
-        self._headers: dict[bytes, bytes] = {}
+        self._headers: dict[str, str] = {}
         self._has_headers = False
 
     def _reply(self) -> Outcome:
-        retry_after, json_length = map(self._headers.get, (RETRY_AFTER, JSON_LENGTH))
-        return read_reply(self._parser.get_status_code(), b"".join(self._body), retry_after, json_length)
+        return read_reply(self._parser.get_status_code(), b"".join(self._body), self._headers)
 
     def _end(self, outcome: Outcome) -> None:
         if self._outcome is not None and not self._outcome.done():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from functools import cache
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable
 from tests.latency_profile import latency_profile
+from tests.offramp.cli.runs import Always, serving, url_of
 from tests.offramp.service.service_folders import write_chain, write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -109,3 +111,9 @@ def a_profile(num_blocks: int) -> LatencyProfile:
     )
     facts: dict[str, Any] = {"model": "demo", "device": "cpu", "dtype": "float32", "tables": {16: table}}
     return latency_profile(num_blocks=num_blocks, ramps=ramps, **facts)
+
+
+@pytest.fixture
+def answering_url() -> Iterator[str]:
+    for server in serving(HTTPServer(("127.0.0.1", 0), Always)):
+        yield url_of(server)

@@ -43,7 +43,7 @@ def test_a_command_refuses(
         assert old in files[name]
         files[name] = files[name].replace(old, new)
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         written(tmp_path / name, content)
     for name, fields in case.get("records", {}).items():
         records(tmp_path / name, 0.1, **fields)
@@ -52,12 +52,14 @@ def test_a_command_refuses(
         Path("checkpoint").symlink_to(request.getfixturevalue("checkpoint"))
         Path("data.csv").symlink_to(request.getfixturevalue("data"))
         capsys.readouterr()  # what its training printed
+    url = request.getfixturevalue("answering_url") if "URL" in case["run"] else ""
+    command = shlex.split(case["run"].replace("URL", url))
     if "declined" in case:
-        said = declined(capsys, *shlex.split(case["run"]))
+        said = declined(capsys, *command)
         assert f"Invalid value for '{case['declined']}'" in said
     else:
-        said = refused(capsys, *shlex.split(case["run"]))
-    expected: str = case["says"]  # "..." stands for any beginning
+        said = refused(capsys, *command, status=case.get("status", 2))
+    expected: str = case["says"].replace("URL", url)  # "..." stands for any beginning
     assert expected[3:] in said if expected.startswith("...") else said.startswith(expected), said
     assert not Path("new.yaml").exists()
 

@@ -118,15 +118,53 @@ class Answering(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         return json.loads(content) if content else None
 
-    def say(self, document: object, status: int = 200) -> None:
+    def say(self, document: object, status: int = 200, **headers: str) -> None:
         content = json.dumps(document).encode()
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
         """Writes no log."""
+
+
+METADATA = {
+    "name": "intents",
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+    "outputs": [{"name": name} for name in ("label", "score", "exit")],
+}
+
+ARRAYS = {**METADATA, "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 8]}]}
+IMAGES = {**METADATA, "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}]}
+
+
+OTHERS = {"list": [1], "listed": {"applications": [1]}, "bare": {"applications": {"a": {}}}, "name": {"name": "llama"}}
+"""What servers of something else answer, by the beginning of the path."""
+
+
+class Always(Answering):
+    """A service that answers every prediction; below some paths it is a server of something else, or has moved."""
+
+    def do_GET(self) -> None:
+        place = self.path.split("/")[1]
+        if place == "moved":
+            self.say("", 308, Location="https://elsewhere:8443/x")
+        elif place in OTHERS or self.path.endswith("/intents"):
+            self.say({"arrays": ARRAYS, "images": IMAGES, **OTHERS}.get(place, METADATA))
+        else:
+            self.say({"models": ["intents"]})
+
+    def do_POST(self) -> None:
+        self.take()
+        if self.path.split("/")[1] in (*OTHERS, "moved"):
+            self.do_GET()
+        elif self.path.startswith("/spoilt"):
+            self.say({"error": {"kind": "unprocessable_input", "message": "no"}, "request_id": "r"}, status=422)
+        else:
+            self.say({"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"})
 
 
 Listening = TypeVar("Listening", bound=HTTPServer)

@@ -25,35 +25,12 @@ from offramp.commands.predict import _summary_line
 from optimizer.plans.plan import stock_plan
 from tests.free_port import free_port
 from tests.model_cards import change_card
-from tests.offramp.cli.runs import ROOT, Answering, Captured, refused, run, serving, url_of, written
+from tests.offramp.cli.runs import ROOT, Always, Captured, refused, run, serving, url_of, written
 
 
 @pytest.fixture
 def dead_url() -> str:
     return f"http://127.0.0.1:{free_port()}"
-
-
-METADATA = {
-    "name": "intents",
-    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-    "outputs": [{"name": name} for name in ("label", "score", "exit")],
-}
-
-ARRAYS = {**METADATA, "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 8]}]}
-IMAGES = {**METADATA, "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}]}
-
-
-class Always(Answering):
-    def do_GET(self) -> None:
-        metadata = {"arrays": ARRAYS, "images": IMAGES}.get(self.path.split("/")[1], METADATA)
-        self.say(metadata if self.path.endswith("/intents") else {"models": ["intents"]})
-
-    def do_POST(self) -> None:
-        self.take()
-        if self.path.startswith("/spoilt"):
-            self.say({"error": {"kind": "unprocessable_input", "message": "no"}, "request_id": "r"}, status=422)
-        else:
-            self.say({"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"})
 
 
 class SoonFull(HTTPServer):
@@ -79,12 +56,6 @@ class UntilFull(Always):
 @pytest.fixture
 def soon_full() -> Iterator[SoonFull]:
     yield from serving(SoonFull(("127.0.0.1", 0), UntilFull))
-
-
-@pytest.fixture
-def answering_url() -> Iterator[str]:
-    for server in serving(HTTPServer(("127.0.0.1", 0), Always)):
-        yield url_of(server)
 
 
 def test_the_version_is_printed_a_typo_is_mended_and_help_shows_no_type_next_to_a_flag(capsys: Captured) -> None:
@@ -179,6 +150,8 @@ def test_an_unreachable_server_is_one_line_and_exit_status_1(dead_url: str, caps
 def test_a_load_reports_why_inputs_failed(answering_url: str, data: Path, capsys: Captured) -> None:
     assert run("bench", "--data", data, "--url", f"{answering_url}/spoilt", "--requests", 2) == 1
     assert "\nunprocessable_input, 2 of 2 requests, the first: no\n" in capsys.readouterr().err
+    assert run("bench", "--data", data, "--url", f"{answering_url}/moved", "--requests", 2) == 1
+    assert "HTTP 308 from the server: redirect to https://elsewhere:8443/x\n" in capsys.readouterr().err
 
 
 def test_bench_sends_a_load_by_requests_or_by_an_arrival_process(
@@ -276,32 +249,6 @@ def test_an_interrupt_ends_predictions_of_a_silent_pipe(answering_url: str) -> N
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert process.wait(timeout=10) == 130
-
-
-@pytest.mark.parametrize(
-    ("given", "place", "words"),
-    [
-        (("a.png",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
-        (("-",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
-        (("--data", "."), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
-        (("hi",), "images", "the model takes images, and there is no file 'hi': give paths of image files"),
-        (("--data", "x.npz"), "arrays", "x.npz: the model takes image; the file holds sound"),
-        (("--data", "t.csv", "--pair-column", "b"), "texts", "--pair-column b: the model takes no pairs of texts"),
-    ],
-    ids=["an image", "a pipe", "no array", "a text", "another array", "a pair"],
-)
-def test_inputs_of_another_kind_are_refused_with_the_models_kind(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    answering_url: str,
-    capsys: Captured,
-    given: tuple[str, ...],
-    place: str,
-    words: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.savez(tmp_path / "x.npz", sound=np.zeros((2, 8), dtype=np.float32))
-    assert refused(capsys, "predict", *given, "--url", f"{answering_url}/{place}") == words
 
 
 @pytest.mark.parametrize("backbone", ["nosuch/thing", "/no/such/folder"])

@@ -34,7 +34,8 @@ cluster: {devices: {emulated:V100: {count: 4}}}
 planner: {strategy: serial}
 """
 SPLITS = [{"first": 0, "end": 2, "batch": 4, "ramps": [0, 1]}, {"first": 2, "end": 3, "batch": 4, "ramps": []}]
-PLAN = {"plan": {"chains": [{"share": 1.0, "stages": [{"device": "emulated:V100", "replicas": 2, "splits": SPLITS}]}]}}
+CHAIN = {"share": 1.0, "stages": [{"device": "emulated:V100", "replicas": 2, "splits": SPLITS}]}
+PLAN = {"plan": {"chains": [CHAIN], "policy": {"name": "entropy", "thresholds": 0.4}}}
 
 
 @pytest.fixture
@@ -75,6 +76,7 @@ class Handler(Answering):
         nodes = [{"state": "ALIVE", "resources_total": {"emulated:V100": self.server.num_v100}, "labels": {}}]
         answers: dict[str, Any] = {
             **{each["route_prefix"].rstrip("/") + "/plan": PLAN for each in self.server.config["applications"]},
+            "/other/plan": {"plan": {"chains": [1]}},
             "/api/v0/nodes": {"data": {"result": {"result": nodes}}},
             "/api/serve/applications/": self.server.describe(),
         }
@@ -160,6 +162,8 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
 
     assert run("status", "--address", url_of(ray), "--url", f"{url_of(ray)}/down") == 0
     assert capsys.readouterr().err == f"no plan: {url_of(ray)}/down/plan: the controller does not answer\n"
+    assert run("status", "--address", url_of(ray), "--url", f"{url_of(ray)}/other") == 0
+    assert capsys.readouterr().err.endswith("/plan: this is no service of Offramp: {'plan': {'chains': [1]}}\n")
 
     assert run("delete", "demo", "--address", url_of(ray)) == 0
     assert capsys.readouterr().out == "demo is gone\n"
@@ -190,14 +194,15 @@ def test_status_reports_hops_in_half_precision_and_suspensions(facts: dict[str, 
 
 
 def test_status_numbers_the_chains_of_a_plan_that_has_several() -> None:
-    [chain] = PLAN["plan"]["chains"]
-    beside = {"share": 0.25, "stages": [{"device": "K80", "replicas": 1, "splits": SPLITS[:1]}]}
-    _, plan = status_tables({"applications": [], "plan": {"plan": {"chains": [chain | {"share": 0.75}, beside]}}})
+    beside = {"share": 0.25, "stages": [{"device": "K80", "replicas": 1, "splits": SPLITS}]}
+    chains = [CHAIN | {"share": 0.75}, beside]
+    _, plan = status_tables({"applications": [], "plan": {"plan": PLAN["plan"] | {"chains": chains}}})
     rows = list(zip(*(column.cells for column in plan.columns), strict=True))
     assert [row[:5] for row in rows] == [
         ("0", "75.0%", "0", "V100 (emulated)", "2"),
         ("", "", "", "", ""),
         ("1", "25.0%", "0", "K80", "1"),
+        ("", "", "", "", ""),
     ]
 
 

@@ -324,15 +324,13 @@ def test_a_request_that_json_cannot_hold_is_refused() -> None:
 
 @pytest.mark.parametrize("call", ["generates", "versions", "metadata", "canary"])
 def test_another_server_at_the_address_is_an_error(call: str) -> None:
-    with pytest.raises(OfframpError, match="the server at http://server does not answer as Offramp does: '<html>"):
+    with pytest.raises(OfframpError, match="http://server does not answer as Offramp does: '<html>"):
         getattr(client_of(Script(httpx.Response(200, text="<html>")))[0], call)()
     other, _ = client_of(Script(httpx.Response(200, json={"name": "llama", "inputs": [], "data": [{"id": "llama"}]})))
     with pytest.raises(OfframpError, match="the server describes no model of Offramp: "):
         other.generates()
     with pytest.raises(OfframpError, match=r"the server's metadata does not describe a model: .'name': 'llama'"):
         other.predict(np.zeros(3))
-    with pytest.raises(OfframpError, match=r"does not answer as Offramp does: .'name': 'llama'"):
-        other.versions()
 
 
 @pytest.mark.parametrize("value", [" ", "é" * 16, "a\r\nX-Evil: 1"])
