@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from earlyexit.errors import InputError, PlanError
-from offramp.commands.options import FleetJob
+from offramp.commands.options import FleetJob, check_output_file
 from offramp.commands.output import make_folder, make_table, milliseconds, print_result, rate_text
 from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, answer_document, serving_plan, stage_table
 from optimizer.cost.evaluate import best_value, evaluate
@@ -29,7 +29,9 @@ def run(job: FleetJob) -> None:
     """Plans all models, writes the requested plan files, and prints the plans."""
     fleet, files = read_fleet(job.fleet)
     paths = {} if job.out is None else {name: job.out / f"{name}.yaml" for name in files}
-    _check_overwritten(paths.values())
+    if job.out is not None:
+        make_folder(job.out)
+    _check_outputs(paths.values())
     announce_compilation()
     division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
     value = abs(division.merit(fleet))
@@ -45,8 +47,6 @@ def run(job: FleetJob) -> None:
         planned = Planned(strategy="best", stages=stages, figures=figures, bound=division.bound * part, gap=gap)
         answers[name] = PlanAnswer(file=file, decision=planned, baselines={})
     plans = {path: serving_plan(answers[name], job.threshold) for name, path in paths.items()}
-    if job.out is not None:
-        make_folder(job.out)
     for path, plan in plans.items():
         write_plan(plan, path)
     usd_per_hour = sum(each.planned.figures.usd_per_hour for each in answers.values())
@@ -83,11 +83,13 @@ def _why_none(fleet: Fleet, bound: float, time_limit_s: float) -> str:
     return "no plan: each model could be served alone, but the devices are too few for all of them"
 
 
-def _check_overwritten(paths: Iterable[Path]) -> None:
-    """Raises InputError for a file that a plan would overwrite and that is no plan, such as a problem file."""
-    for path in filter(Path.is_file, paths):
+def _check_outputs(paths: Iterable[Path]) -> None:
+    """Raises InputError for a file that cannot be written, or that is no plan, such as a problem file."""
+    for path in paths:
+        check_output_file(path, "out")
         try:
-            read_plan(path)
+            if path.is_file():
+                read_plan(path)
         except PlanError as error:
             raise InputError(f"--out would overwrite {path}, which is not a plan; choose another folder") from error
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
@@ -36,20 +36,20 @@ def _check_url(url: str) -> str:
     raise PydanticCustomError("address", "an address like http://127.0.0.1:8000 is needed")
 
 
-def _check_output_file(path: Path, info: ValidationInfo) -> Path:
+def check_output_file(path: Path, option: str) -> Path:
     """Returns the path; raises InputError if the file cannot be written or its folder does not exist."""
     try:
         if path.is_dir() or not path.parent.is_dir():
-            raise InputError(f"--{info.field_name} {path}: it must be a file in an existing folder")
+            raise InputError(f"--{option} {path}: it must be a file in an existing folder")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise InputError(f"--{info.field_name} {path}: no permission to write the file")
+            raise InputError(f"--{option} {path}: no permission to write the file")
     except OSError as error:  # such as a name that is too long
-        raise InputError(f"--{info.field_name} {path}: {error.strerror}") from error
+        raise InputError(f"--{option} {path}: {error.strerror}") from error
     return path
 
 
 Address = Annotated[str, AfterValidator(_check_url)]
-OutFile = Annotated[Path, AfterValidator(_check_output_file)]
+OutFile = Annotated[Path, AfterValidator(lambda path, info: check_output_file(path, info.field_name))]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1, description="Seed of all random numbers.")]
 Split = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
 """Splits the value of an option that takes several numbers, separated by commas."""
