@@ -214,7 +214,6 @@ SERVED = {
 }
 """Modules that the extra `serve` installs."""
 
-
 PLANNERS = {"plan", "what-if", "fleet"}
 """Commands of a second or two, which create hardly any reference cycles, and start neither threads nor processes."""
 

@@ -83,16 +83,18 @@ def _poisson(job: BenchJob, rate_per_s: float, num_requests: int) -> list[float]
 
 
 def _search(job: BenchJob, load: Callable[..., LoadConfig]) -> None:
-    """Searches for the sustained rate: prints a line per probe on stderr, and the highest rate that passed."""
+    """Prints a line per probe on stderr, and the sustained rate; raises OfframpError if a probe gets no connection."""
     start_per_s, seconds, slo_s = job.rate or START_PER_S, job.seconds or PROBE_S, job.slo_ms / 1000
     low_per_s = min(start_per_s, max(start_per_s / MAX_RATE_RATIO, 1 / seconds))  # at least one request per probe
     search = Search(start_per_s=start_per_s, low_per_s=low_per_s, high_per_s=start_per_s * MAX_RATE_RATIO)
     while (rate_per_s := search.next_rate()) is not None:
         probe = load(send_times_s=_poisson(job, rate_per_s, max(1, round(rate_per_s * seconds))))
-        result = ProbeResult.of(asyncio.run(run_load(probe, api_key=job.api_key)))
-        verdict = result.verdict(slo_s)
-        p99 = "-" if result.p99_s is None else f"{1000 * result.p99_s:.0f}"
-        print(f"{rate_per_s:9.1f} requests/s  p99 {p99} ms  lost {result.lost_share:.1%}  {verdict}", file=sys.stderr)
+        records = asyncio.run(run_load(probe, api_key=job.api_key))
+        if {each.error for each in records} == {"connection"}:
+            raise OfframpError(f"no connection to {probe.url} at {rate_per_s:.1f} requests/s; has the service ended?")
+        result = ProbeResult.of(records)
+        verdict, p99 = result.verdict(slo_s), milliseconds_text(result.p99_s)
+        print(f"{rate_per_s:9.1f} requests/s  p99 {p99}  lost {result.lost_share:.1%}  {verdict}", file=sys.stderr)
         search.add(rate_per_s, verdict)
     probes = [probe._asdict() for probe in search.probes]
     document = {"sustained_per_s": search.best_per_s, "ending": search.ending, "probes": probes}

@@ -21,7 +21,6 @@ Ending = Literal["bracketed", "client late", "highest", "none passed", "most pro
 `bracketed`: a slightly higher rate failed. `client late`: the client could not send at a slightly higher rate.
 `highest`: the highest allowed rate passed. `none passed`: the lowest failed. `most probes`: their limit was reached."""
 
-
 LATE_SHARE = 0.1
 """Lateness of the client, as a share of the SLO, above which its measurements are distorted."""
 MAX_LOST_SHARE = 0.01

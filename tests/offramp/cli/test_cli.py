@@ -178,7 +178,9 @@ def test_bench_sends_a_load_by_requests_or_by_an_arrival_process(
 
 def test_bench_finds_the_sustained_rate(soon_full: SoonFull, dead_url: str, data: Path, capsys: Captured) -> None:
     bench = ("bench", "--data", data, "--sustained", "--rate", 20, "--seconds", 0.1, "--json")
-    assert run(*bench, "--url", dead_url) == 0
+    assert run(*bench, "--url", dead_url) == 1
+    assert f"no connection to {dead_url} at 20.0 requests/s" in capsys.readouterr().err
+    assert run(*bench, "--url", url_of(soon_full)) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["sustained_per_s"], found["ending"]) == (0.0, "none passed")
     assert [(probe["rate_per_s"], probe["verdict"]) for probe in found["probes"]] == [
