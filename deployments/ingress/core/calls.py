@@ -150,7 +150,6 @@ class AbortCall(NamedTuple):
 Action = SendCall | ReturnAnswers | ReturnErrors | AbortCall
 Actions = list[Action]
 
-
 RETRY_PAUSE_S = 0.05
 """Pause before a failed call's inputs are sent again, so that routing has noticed the dead replica by then."""
 SMALL_HEAP = 64
