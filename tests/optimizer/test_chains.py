@@ -461,9 +461,8 @@ def test_rates_and_survival_are_weighted_by_tokens() -> None:
     figures = evaluate(problem, stages)
     assert figures.rate_per_s == pytest.approx(8 / 0.009)
     assert figures.splits[0].batch_at_block == (8.0,)
-    [[load]] = loads(
-        problem, stages, figures
-    )  # half of the inputs take half of the mean, the others 1.5 times the mean
+    [[load]] = loads(problem, stages, figures)
+    # Half of the inputs take half of the mean, the others 1.5 times the mean.
     assert (load.work_s, load.square_s2) == pytest.approx((0.009 / 8, 1.25 * (0.009 / 8) ** 2))
     problem = one_block(lengths=MIXED)
     assert token_survival_N(problem) == (1.0,)

@@ -197,6 +197,12 @@ def test_bench_finds_the_sustained_rate(soon_full: SoonFull, dead_url: str, data
     assert captured.err.splitlines()[0].endswith("lost 0.0%  passed")
 
 
+def test_arrays_of_another_name_are_refused(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
+    np.savez(tmp_path / "x.npz", sound=np.zeros((2, 8), dtype=np.float32))
+    said = refused(capsys, "predict", "--data", tmp_path / "x.npz", "--url", f"{answering_url}/arrays")
+    assert said.endswith("x.npz: the model takes image; the file holds sound")
+
+
 def test_texts_are_answered_by_line_and_failures_end_in_1(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
     texts = written(tmp_path / "texts.txt", "pay\nmy bill\n")
     assert run("predict", "--data", texts, "--batch", 1, "--concurrency", 1, "--url", answering_url) == 0
