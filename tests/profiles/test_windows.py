@@ -237,6 +237,7 @@ def test_windows_begin_at_multiples_of_the_period() -> None:
     found = windows(stream, now_s=480)
     assert [(window.start_s, window.num_inputs) for window in found] == [(0, 2), (120, 2), (240, 0), (360, 1)]
     assert len(windows(stream, now_s=479)) == 3
+    assert found[2].estimate({1: 0.75}).survival is None
     stream = ExitStream(SHAPE, since_s=100)
     stream.append(observe(RECORDS, {}, np.array(NONE), [110, 130, 140, 150]))
     assert [(window.start_s, window.num_inputs) for window in windows(stream, 240)] == [(120, 3)]
