@@ -377,8 +377,8 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns a time as text for messages. A queue that grows without limit takes an endless time."""
-    return f"{seconds * 1e3:.4g} ms" if seconds < np.inf else "an endless time"
+    """Returns a time as text for messages. A queue that grows without limit takes unlimited time."""
+    return f"{seconds * 1e3:.4g} ms" if seconds < np.inf else "unlimited time"
 
 
 def queue_s(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> float:

@@ -185,10 +185,10 @@ def test_every_violation_is_reported_with_both_numbers() -> None:
         "it takes 190 ms, and 80 ms are allowed",
     ]
     problem = replace(PROBLEM, survival_N=(1.0, 0.0, 0.0))
-    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["it takes an endless time, and 800 ms are allowed"]
+    assert broken(problem, stage(split(0, 1, 0), split(1, 3))) == ["it takes unlimited time, and 800 ms are allowed"]
     # At 50/s the only replica, which does 36.3636/s, is always busy: its queue grows without end.
     problem = replace(PROBLEM, objective=MinimizeCost(rate_per_s=50, in_time=0.99))
-    late = "it takes 190 ms and an endless time in queues, and 800 ms are allowed"
+    late = "it takes 190 ms and unlimited time in queues, and 800 ms are allowed"
     assert broken(problem, stage(split(0, 3))) == ["it serves 36.3636/s, and 50/s are required", late]
 
 
