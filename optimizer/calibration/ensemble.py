@@ -36,8 +36,8 @@ class Gain:
     """Inputs whose answer changed from right to wrong."""
     low: float
     high: float
-    """Exact confidence interval of the difference in accuracy (McNemar's test): the Clopper-Pearson interval of the
-    share of fixed among the changed answers. It contains 0 if the difference may be due to chance."""
+    """Exact 95 % confidence interval of the difference in accuracy (McNemar's test): the Clopper-Pearson interval of
+    the share of fixed among the changed answers. It contains 0 if the difference may be due to chance."""
 
     @property
     def is_sure(self) -> bool:
@@ -45,7 +45,7 @@ class Gain:
         return self.low > 0
 
 
-def gain(right_before_N: BoolArray, right_after_N: BoolArray, *, confidence: float = 0.95) -> Gain:
+def gain(right_before_N: BoolArray, right_after_N: BoolArray) -> Gain:
     """Compares the correctness of answers to at least one input before and after a change."""
     fixed = int((~right_before_N & right_after_N).sum())
     spoilt = int((right_before_N & ~right_after_N).sum())
@@ -53,7 +53,7 @@ def gain(right_before_N: BoolArray, right_after_N: BoolArray, *, confidence: flo
     if fixed + spoilt:
         from scipy.stats import binomtest  # as in `likeliest_weight`
 
-        low, high = binomtest(fixed, fixed + spoilt).proportion_ci(confidence)
+        low, high = binomtest(fixed, fixed + spoilt).proportion_ci(0.95)
     changed = (fixed + spoilt) / len(right_before_N)
     return Gain(
         num_inputs=len(right_before_N),

@@ -201,7 +201,7 @@ def build_plan(source: Source, shape: ModelShape | None) -> Plan:
 def parse_placed(document: Mapping[str, Any]) -> PlacedPlan:
     """Returns the placed plan from the data of `placed_document`; raises PlanError."""
     return PlacedPlan(
-        plan=parse_plan(document["plan"]), avoided=dict(document["avoided"]), hosted=dict(document.get("hosted", {}))
+        plan=parse_plan(document["plan"]), avoided=dict(document["avoided"]), hosted=dict(document["hosted"])
     )
 
 

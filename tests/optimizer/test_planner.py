@@ -32,7 +32,7 @@ from optimizer.search.exact import ExactSearch
 from optimizer.search.kernels import small_problem
 from optimizer.search.moves import build_graph
 from optimizer.search.planner import more_devices, solve
-from optimizer.search.soonest.solve import RATE_RESOLUTION, solve_soonest
+from optimizer.search.soonest.solve import RATE_RESOLUTION, search_soonest
 from optimizer.search.space import MAX_LABELS, SPACES
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, check_against_brute_force, chunks, planned, refused, within
@@ -373,7 +373,7 @@ def test_twelve_blocks_are_proven_best(name: str) -> None:
 def test_a_search_that_is_too_narrow_reports_its_gap() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
     asked = replace(problem, objective=MinimizeLatency(rate_per_s=30_000))
-    narrow = solve_soonest(asked, SPACES["best"], widths=(20,))
+    narrow = search_soonest(asked, SPACES["best"], widths=(20,)).planned(asked, "best")
     assert isinstance(narrow, Planned)
     best_s = planned(asked).figures.mean_latency_s
     assert narrow.bound <= best_s * (1 + AGREE) <= narrow.figures.mean_latency_s * (1 + 2 * AGREE)

@@ -27,12 +27,12 @@ NARROW = WIDTHS[:2]
 """Widths of searches that only explain why there is no plan. They take seconds, not minutes."""
 
 
-def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...] = WIDTHS) -> Decision:
+def solve_soonest(problem: PlanProblem, space: Space) -> Decision:
     """Returns a plan of the least mean answer time, or why there is none; see `ranked` for ties.
 
     Raises PlanError if no plan was found although one may exist, and for problems that are too large.
     """
-    result = search_soonest(problem, space, widths)
+    result = search_soonest(problem, space)
     if not result.plans:
         if math.isfinite(result.bound):
             most = f"none answers before {result.bound:.6g} s"
