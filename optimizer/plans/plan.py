@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cluster.devices import DeviceName
+from cluster.inventory import MAX_COUNT
 from earlyexit.data.strict import FromFile
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
@@ -130,7 +131,7 @@ class Stage(FromFile):
 
     device: DeviceName = "cpu"
     """Accelerator type, a name in `cluster.devices`."""
-    replicas: Annotated[int, Field(ge=1)] = 1
+    replicas: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     splits: Annotated[tuple[Split, ...], Field(strict=False)]
 
     def __post_init__(self) -> None:

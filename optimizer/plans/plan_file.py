@@ -200,9 +200,8 @@ def build_plan(source: Source, shape: ModelShape | None) -> Plan:
 
 def parse_placed(document: Mapping[str, Any]) -> PlacedPlan:
     """Returns the placed plan from the data of `placed_document`; raises PlanError."""
-    return PlacedPlan(
-        plan=parse_plan(document["plan"]), avoided=dict(document["avoided"]), hosted=dict(document["hosted"])
-    )
+    replicas = {name: dict(document[name]) for name in ("avoided", "hosted")}
+    return PlacedPlan(plan=parse_plan(document["plan"]), **replicas)
 
 
 def parse_policy(document: object, *, where: str = "policy") -> PolicySpec:
