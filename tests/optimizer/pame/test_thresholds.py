@@ -27,9 +27,9 @@ def records(*, score: Score = "confidence", truth: bool = False) -> ExitRecords:
     return exit_records(scores_N1, losses_N1, score=score, num_blocks=3, true_losses_NE=true_losses_NE)
 
 
-def test_every_score_has_a_grid_from_bold_to_careful() -> None:
+def test_every_score_has_a_kind_and_a_grid_from_bold_to_careful() -> None:
     assert len(TEN_CONFIDENCES) == 10
-    assert GRIDS.keys() == SCORES.keys()
+    assert GRIDS.keys() == SCORES.keys() == {*Score.__args__}  # type: ignore[attr-defined] # the names of a Literal
     for score, grid in GRIDS.items():
         sureness = [SCORES[score].direction * value for value in grid]
         assert sureness == sorted(set(sureness))
