@@ -384,7 +384,7 @@ def zipped(*names: str) -> bytes:
     return file.getvalue()
 
 
-DEEP = "\n" + "[" * 3000 + "]" * 3000
+DEEP = "\n" + "[" * 100_000 + "]" * 100_000
 READERS: list[Callable[[Path], object]] = [labelled, paired, read_classes, point, versioned]
 FILES: dict[str, FileCase] = {
     **{
