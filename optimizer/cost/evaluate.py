@@ -398,12 +398,12 @@ def queue_s(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) 
 class Load(NamedTuple):
     """The load of the replicas of a stage, or of their links, and its queues if inputs arrive at random.
 
-    The waiting work is a random walk: each input adds x seconds, and m replicas remove m seconds per second. In heavy
-    traffic, its tail is exponential (Kingman 1962; Köllerström 1974 for m servers). At R inputs per second, a wait
-    exceeds w with probability a exp(-w/t), where t = R E[x^2] / (2 m (m - R E[x])). The probability that all replicas
-    are busy is about a = r^(sqrt(2(m+1)) - 1) with r = R E[x] / m (Sakasegawa 1977). In a batch of b inputs that takes
-    T, each input adds T/b, so larger batches make queues steadier. A batch takes at most D, its time if it skips no
-    block, so the variance of its time is at most T (D - T), which adds T/b (D - T) to the mean square.
+    In heavy traffic, the tail of waits is exponential (Kingman 1962; Köllerström 1974 for m servers). At R inputs per
+    second that take x seconds each, a wait exceeds w with probability a exp(-w/t), t = E[x^2] / (2 E[x] (m - R E[x])).
+    All replicas are busy with a probability of about a = r^(sqrt(2(m+1)) - 1), with r = R E[x] / m. The mean wait a t
+    is that of Sakasegawa (1977), and exact for one replica. In a batch of b inputs that takes T, each input adds T/b,
+    so larger batches make queues steadier. A batch takes at most D, its time if it skips no block, so the variance of
+    its time is at most T (D - T), which adds T/b (D - T) to the mean square.
     """
 
     rate_per_s: float
@@ -419,14 +419,14 @@ class Load(NamedTuple):
         m, idle = self.replicas, self.replicas - self.rate_per_s * self.work_s
         if idle <= 0:
             return 0.0, math.inf
-        tail_s = self.rate_per_s * self.square_s2 / (2 * m * idle)
+        tail_s = self.square_s2 / (2 * self.work_s * idle) if self.work_s else 0.0
         busy = (1 - idle / m) ** (math.sqrt(2 * (m + 1)) - 1)
         return busy * tail_s, tail_s * max(0.0, math.log(busy / late)) if busy else 0.0
 
     def overprovisioning(self, late: float, room_s: float) -> float:
         """Returns the factor on the planned rate with which at most a share `late` waits longer than `room_s`."""
-        walk_s = -math.log(late) * self.square_s2 / (2 * self.replicas * room_s)
-        return 1 + walk_s / self.work_s if self.work_s else 1.0
+        busy = self.rate_per_s * self.work_s
+        return 1 - math.log(late) * self.square_s2 / (2 * self.work_s * room_s * busy) if busy else 1.0
 
 
 def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[list[Load]]:

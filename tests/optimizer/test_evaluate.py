@@ -207,7 +207,7 @@ def test_the_longest_queue_counts_in_full_and_the_others_with_their_means() -> N
     (_, tail_s), (link_mean_s, _), (mean_s, _) = (each.queue_s(0.01) for each in expected)
     assert queue_s(problem, stages, evaluate(problem, stages)) == pytest.approx(tail_s + link_mean_s + mean_s)
     # Seven half busy replicas: all are busy with a probability of 0.5^3, since sqrt(2 * 8) - 1 = 3.
-    assert Load(50, 7, 0.07, 0.0098).queue_s(0.01) == pytest.approx((0.125 * 0.01, 0.01 * math.log(12.5)))
+    assert Load(50, 7, 0.07, 0.0098).queue_s(0.01) == pytest.approx((0.125 * 0.02, 0.02 * math.log(12.5)))
     # One of 4 batches takes 11 ms, because both inputs leave at ramp 0. The others take 51 ms.
     alone = (stage(split(0, 3, 0, batch=2)),)
     [[found_alone]] = loads(problem, alone, evaluate(problem, alone))
