@@ -53,7 +53,7 @@ class ByRamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ByPatience:
-    """Decisions by patience: an input leaves after `patience` equal answers in a row (PABEE; E3 section 5.6)."""
+    """Decisions by patience: `patience` ramps in a row repeat the answer before an input leaves (PABEE; E3 5.6)."""
 
     ramps: tuple[int, ...]
     labels_NR: IntArray

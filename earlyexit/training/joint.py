@@ -44,7 +44,7 @@ class JointOptions(FitOptions):
 
 SOFTNESS = 4.0
 """The softness of `Task.imitation_loss`. 4 and 6 gave the fewest mean blocks (ResNet-20 on CIFAR-10, budget 1 %)."""
-# Fine-tuning of the whole model needs smaller steps than training heads on a frozen backbone (PAME section 5.2).
+# The whole model is fine-tuned (PAME section 5.2), which needs smaller steps than heads on a frozen backbone.
 JOINT_OPTIONS = JointOptions(epochs=3, batch=32, learning_rate=3e-5, weight_decay=0.01)
 JOINT_IMAGES = JointOptions(epochs=15, batch=128, learning_rate=2e-2, weight_decay=5e-4, optimizer="sgd")
 """For image classification."""

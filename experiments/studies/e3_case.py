@@ -19,7 +19,7 @@ LARGEST_BATCH: Final = 8
 RAMPS_OFF_GAIN: Final = 1.16
 """E3's gain if ramps inside its splits are off (section 5.8.6)."""
 NUM_SPLITS: Final = 2
-"""Number of splits in E3's example (section 3.2) and in section 5.1.3, the only ones that the paper states."""
+"""Number of splits in E3's example (section 3.2) and in section 5.1.3. Its forecast is tested with three (5.8.2)."""
 
 
 def even_exits(problem: PlanProblem) -> Workload:

@@ -1,6 +1,6 @@
 """Decides whether a new plan is worth the change and, after a trial, whether to roll it back.
 
-E3 plans every two minutes (section 4) and always changes to the new plan. But the best plan fluctuates with the
+E3 plans every two minutes (section 4) and names no threshold for a change. But the best plan fluctuates with the
 forecast, and replicas serve nothing while they start, so a change to a plan that is hardly better does harm. A plan
 that is nearly as good and starts fewer replicas is then preferred.
 

@@ -1,7 +1,7 @@
 """Converts problems with inputs of different lengths to problems in tokens, and their plans to token budgets.
 
 Planners do not model lengths. They solve the same problem with tokens in place of inputs: batch sizes, survival and
-rates count tokens. Each batch of the resulting plan becomes a token budget (rows times length in TCB, section 4), with
+rates count tokens. Each batch of their plan becomes a token budget (rows times length in TCB, section 5.1), with
 room for as many inputs as the shortest inputs need to fill it.
 
 A budget is rarely filled completely, because the next input does not fit into the rest. A batch is therefore planned at

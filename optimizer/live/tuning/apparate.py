@@ -106,7 +106,7 @@ WINDOW = 16
 TUNED_ON = 128
 """Inputs on which thresholds are searched, and new inputs after which a search always runs. The paper says "the last
 window", but 16 answers resolve losses of 1/16 only. It moves ramps every 128 samples, and a new ramp has a threshold of
-0 "until the next round of threshold tuning"."""
+0 until "the next round of threshold tuning"."""
 
 
 class ApparateTuner(Tuner):
