@@ -4,9 +4,9 @@ By Little's law, an input that arrives behind n unanswered inputs waits n / rate
 time as long as the number of unanswered inputs stays below a limit. The first limit follows from the plan's predicted
 rate. The limit is then adjusted by the latencies of inputs that arrived when the service was nearly full: an answer in
 time raises it a little, and a late answer lowers it. In equilibrium, one in eighty of these inputs is late (stochastic
-approximation of a quantile, Robbins and Monro 1951). While few inputs are late and fewer refused, the limit does not
-fall: a lower one would refuse more inputs than it saves. The limit reacts to any cause of lateness: a lost replica,
-shared processors, or a plan that predicted too much.
+approximation of a quantile, Robbins and Monro 1951). The limit reacts to any cause of a long queue: a lost replica,
+shared processors, or a plan that predicted too much. It does not fall while few inputs are late and fewer refused, nor
+while inputs that arrive when there is room are in time. A lower limit would then refuse more inputs than it saves.
 
 The limit is in units of cost: the tokens of an input if the plan's batches are limited by tokens, and 1 otherwise. So
 the length of an input counts, both for itself and for inputs behind it. (E3 uses Clockwork's rule, which needs to know
@@ -31,6 +31,9 @@ FALL = 0.02
 """Share of the limit by which a late input lowers it."""
 MOST_LOST = 0.08
 """The largest share of inputs that may be late or refused without a fall, if more are late than refused."""
+HAD_ROOM = 0.5
+"""The limit does not fall for this share of the SLO after an answer in time to an uncontested input. If others are late
+then, an SLO that is hardly longer than a batch is the cause, and not the queue."""
 DEEPEST_FALL = 0.3
 """The largest share by which the limit falls within one SLO. Inputs that are late together usually have one cause, and
 the effect of a lower limit shows after one SLO at the earliest."""
@@ -113,10 +116,13 @@ class Admission:
         self._answered += cost
         contested_cost = CONTESTED * self.limit
         is_contested, is_late = ahead >= contested_cost, latency_s >= self._usable_s
+        if not is_contested and not is_late:
+            self._had_room_s = now_s
         if is_late and (is_contested or cost <= contested_cost):
             self._late += cost
             lost, offered = self._late + self._refused, self._answered + self._refused
-            if lost > MOST_LOST * offered or self._refused >= self._late:
+            is_full = now_s - self._had_room_s >= HAD_ROOM * self._slo_s or math.isinf(self.limit)
+            if is_full and (lost > MOST_LOST * offered or self._refused >= self._late):
                 self._fall(ahead, now_s)
         elif is_contested:
             self.limit += min(RISE * self.limit, MOST_RISE * cost)
@@ -144,7 +150,7 @@ class Admission:
         """The cost of answered inputs, of those that were late, and of refused ones. These sums fade."""
         self._lowest = 0.0
         """The limit does not fall below this before `_fall_ends_s`."""
-        self._fall_ends_s = self._window_ends_s = -math.inf
+        self._fall_ends_s = self._window_ends_s = self._had_room_s = -math.inf
         self._has_refused = False
         """Whether a request was refused in this window."""
         self._took_s: list[float] = []

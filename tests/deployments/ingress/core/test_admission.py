@@ -106,7 +106,8 @@ ANSWERED = {
     "simultaneous late answers lower it once, by a bounded share": ([(50, 1.2, 60, 0.1)], 1 - DEEPEST_FALL),
     "late answers after one SLO lower it again": ([(50, 1.2, 60, 0.1), (50, 1.2, 60, 1.1)], (1 - DEEPEST_FALL) ** 2),
     "an answer with few inputs ahead has no effect": ([(200, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1.0),
-    "unless too many of these are late": ([(92, 0.2, 10, 0.1), (9, 1.2, 10, 0.1)], 1 - FALL),
+    "unless too many of these are late": ([(92, 0.2, 10, 0.1), (9, 1.2, 10, 0.6)], 1 - FALL),
+    "and none was in time just before": ([(92, 0.2, 10, 0.1), (90, 1.2, 60, 0.59)], 1.0),
     "answers of the last window count less": ([(120, 0.2, 10, 0.1), (8, 1.2, 10, 4.2)], 1 - FALL),
     "8 % may be late": ([(92, 0.85, 60, 0.1), (8, 1.2, 60, 0.1)], (1 + RISE) ** 92),
     "more may not": ([(92, 0.85, 60, 0.1), (9, 1.2, 60, 0.1)], (1 + RISE) ** 92 * (1 - FALL)),
@@ -125,10 +126,10 @@ def test_answers_move_the_limit(answers: list[tuple[int, float, int, float]], ti
 @pytest.mark.parametrize(("refused", "times"), [(3, 1.0), (4, 1 - FALL)])
 def test_few_late_answers_lower_the_limit_only_if_as_many_inputs_were_refused(refused: int, times: float) -> None:
     admission = known()
-    for latency_s, ahead in (*[(0.2, 10)] * 120, *[(1.2, 60)] * 3):
-        admission.answered(latency_s, ahead, 1, 0.1)
+    for latency_s, ahead, at_s in (*[(0.2, 10, 0.1)] * 120, *[(1.2, 60, 0.6)] * 3):
+        admission.answered(latency_s, ahead, 1, at_s)
     assert late(admission, BEGIN, num_inputs=refused) > 0.0
-    admission.answered(1.2, 60, 1, 0.1)
+    admission.answered(1.2, 60, 1, 0.6)
     assert admission.limit == pytest.approx(BEGIN * times)
 
 
