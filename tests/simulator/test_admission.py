@@ -113,7 +113,7 @@ def test_without_admission_little_work_is_done_for_answers_that_would_be_late(ti
 
 @pytest.mark.parametrize(
     ("replicas", "last_s", "least"),
-    [((2, 1), LAST_S, 1.0), ((2, 1), NARROW_S, 1.0), ((2, 4), (0.15, 0.2), 0.96)],
+    [((2, 1), LAST_S, 1.0), ((2, 1), NARROW_S, 1.0), ((2, 4), (0.2, 0.28), 0.7)],
 )
 def test_at_60_percent_none_is_refused(replicas: tuple[int, int], last_s: tuple[float, float], least: float) -> None:
     arrivals_s = poisson_arrivals(0.6 * per_s(*replicas, last_s), 10.0, 1)
@@ -177,7 +177,7 @@ def with_a_changing_speed(made: SimulatedService, seed: int) -> SimulatedService
 def test_services_with_varying_speed_answer_admitted_inputs_in_time() -> None:
     """A running batch and the next one take the whole SLO: to keep 99 of 100, at most 0.74 can be admitted.
 
-    The result of one service depends on its seed, so the mean counts. The limit of thrice the rate falls late (0.95).
+    The result of one service depends on its seed (one in seven of 54 others keeps 0.975 to 0.98), so the mean counts.
     """
     slow_s, quick_s, found = (0.035, 0.2), (0.001, 0.001), list[Figures]()
     rate_per_s = per_s(2, 8, quick_s, slow_s)
@@ -186,7 +186,7 @@ def test_services_with_varying_speed_answer_admitted_inputs_in_time() -> None:
         made = service(arrivals_s, replicas=(2, 8), last_s=quick_s, first_s=slow_s, known_as=known_as, duration_s=45.0)
         found.append(play(with_a_changing_speed(made, 1)).figures_between(5.0, 45.0))
     assert np.mean([kept(figures) for figures in found]) >= 0.98
-    assert min(kept(figures) for figures in found) >= 0.95
+    assert min(kept(figures) for figures in found) >= 0.97
     assert min(figures.goodput_per_s for figures in found) >= 0.64 * rate_per_s
 
 

@@ -31,7 +31,7 @@ FALL = 0.02
 """Share of the limit by which a late input lowers it."""
 MOST_LOST = 0.08
 """The largest share of inputs that may be late or refused without a fall, if more are late than refused."""
-HAD_ROOM = 0.5
+HAD_ROOM = 0.25
 """The limit does not fall for this share of the SLO after an answer in time to an uncontested input. If others are late
 then, an SLO that is hardly longer than a batch is the cause, and not the queue."""
 DEEPEST_FALL = 0.3

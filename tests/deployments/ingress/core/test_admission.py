@@ -107,7 +107,7 @@ ANSWERED = {
     "late answers after one SLO lower it again": ([(50, 1.2, 60, 0.1), (50, 1.2, 60, 1.1)], (1 - DEEPEST_FALL) ** 2),
     "an answer with few inputs ahead has no effect": ([(200, 0.2, 10, 0.1), (1, 1.2, 10, 0.1)], 1.0),
     "unless too many of these are late": ([(92, 0.2, 10, 0.1), (9, 1.2, 10, 0.6)], 1 - FALL),
-    "and none was in time just before": ([(92, 0.2, 10, 0.1), (90, 1.2, 60, 0.59)], 1.0),
+    "and none was in time just before": ([(92, 0.2, 10, 0.1), (90, 1.2, 60, 0.34)], 1.0),
     "answers of the last window count less": ([(120, 0.2, 10, 0.1), (8, 1.2, 10, 4.2)], 1 - FALL),
     "8 % may be late": ([(92, 0.85, 60, 0.1), (8, 1.2, 60, 0.1)], (1 + RISE) ** 92),
     "more may not": ([(92, 0.85, 60, 0.1), (9, 1.2, 60, 0.1)], (1 + RISE) ** 92 * (1 - FALL)),
