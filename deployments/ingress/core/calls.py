@@ -84,7 +84,8 @@ class Call:
             budget = self.stage.budget(block)
             tokens = 0 if budget.tokens is None else sum([each.tokens for each in self.inputs])
             self.weight, batch = weight_of(budget, len(self.inputs), tokens)
-            self.replica_load = replicas.assign(self.weight, batch, fills=fills and not self.counts_as_full)
+            fills, batch_s = fills and not self.counts_as_full, self.stage.expected_s
+            self.replica_load = replicas.assign(self.weight, batch, batch_s, self.started_s, fills=fills)
         return self.replica_load.replica
 
     def leave_replica(self) -> None:
@@ -343,6 +344,8 @@ class Unanswered:
         assignment, split = call.stage.assignment, call.stage.assignment.stage.splits[0]
         if not call.num_remaining:
             self._num_open -= Counter((assignment.epoch,))  # keeps only numbers above 0
+            if call.replica_load is not None:
+                call.replica_load.since_s = now_s
         # A batch that shrinks below this makes room for another one. Beside a second batch, only an empty one does.
         room_below = 1 if split.side_by_side > 1 else split.overlap_below or 1
         if call.is_pending and (assignment.fills or end >= split.end or call.num_remaining < room_below):

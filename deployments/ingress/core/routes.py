@@ -117,20 +117,17 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
     return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
-def rank(load: int, weight: int, batch: int, fills: bool) -> tuple[bool, int, int, int]:
-    """Returns the rank of a replica with this load, for a call of `weight`. The smallest rank is the best.
+def filling_rank(load: int, weight: int, batch: int) -> tuple[int, ...]:
+    """Returns the rank under `filling` of a replica with this load, for a call of `weight`. The smallest is the best.
 
-    An idle replica is best, because it starts immediately. Next come replicas with the fewest full batches ahead, and
-    among these the ones whose open batch has room, fullest first. So batches fill one after the other, which gains most
-    with deferred dispatch (docs/design.md, "Fill-first routing").
-
-    `fills`: idle replicas come last among those without a full batch ahead, because each batch reads all weights again
-    and takes the cores from the others. This rule is not for calls that count as full, which have waited enough.
+    The best replicas have the fewest full batches ahead, and among these an open batch with room, fullest first. So
+    batches fill one after the other. Idle replicas come after them, because the replicas share processors: each batch
+    reads all weights again and takes the cores from the others.
     """
     full_batches, started = divmod(load, batch)
     if started + weight > batch:  # the open batch has no room, so the call begins a new one
         full_batches, started = full_batches + 1, 0
-    return (load > 0 and not fills, full_batches, -started, load)
+    return (full_batches, -started, load)
 
 
 class Replica(Protocol):
@@ -156,16 +153,22 @@ class ReplicaLoad(Generic[ReplicaT]):
     replica: ReplicaT
     load: int = 0
     """The weight of this ingress's open calls for the stage."""
+    since_s: float = -math.inf
+    """When its batch began, as far as the ingress knows: when the last call ended, or one came to the idle replica."""
     sequences: set[int] = field(default_factory=set)
     """This ingress's sequences whose keys and values the replica keeps."""
     is_available: bool = False
     """Whether the replica hosts the stage and accepts calls."""
 
+    def busy_s(self, batch: int, batch_s: float, now_s: float) -> float:
+        """Returns about how many seconds its calls still take: the rest of a batch, and all inputs in full batches."""
+        return max(0.0, self.since_s + batch_s - now_s) + self.load / batch * batch_s
+
 
 class StageReplicas(Generic[ReplicaT]):
     """The replicas that host one stage, with the calls and sequences of one ingress.
 
-    Both calls and sequences are assigned fill-first, because a sequence will be one input of every batch.
+    Under `filling`, both are assigned by `filling_rank`: a sequence will be one input of every batch.
     """
 
     def __init__(self, phase: float) -> None:
@@ -205,11 +208,19 @@ class StageReplicas(Generic[ReplicaT]):
         first = int(self._phase * len(available))
         self._available = available[first:] + available[:first]
 
-    def assign(self, weight: int, batch: int, *, fills: bool) -> ReplicaLoad[ReplicaT]:
-        """Assigns a call to the best replica, and returns it. There must be one. See `weight_of` and `rank`."""
-        loads = {each.load for each in self._available}  # few, even in simulations of thousands of replicas
-        best = min(loads, key=lambda load: rank(load, weight, batch, fills))
-        chosen = next(each for each in self._available if each.load == best)
+    def assign(self, weight: int, batch: int, batch_s: float, now_s: float, *, fills: bool) -> ReplicaLoad[ReplicaT]:
+        """Assigns a call to an idle replica or the one that is free first, and returns it. There must be a replica.
+
+        `weight` and `batch`: see `weight_of`. `batch_s`: the expected seconds of a call. `fills`: the call goes to the
+        best replica by `filling_rank` instead.
+        """
+        if fills:
+            chosen = min(self._available, key=lambda each: filling_rank(each.load, weight, batch))
+        else:
+            idle = next((each for each in self._available if not each.load), None)
+            chosen = idle or min(self._available, key=lambda each: (each.busy_s(batch, batch_s, now_s), each.load))
+        if not chosen.load:
+            chosen.since_s = now_s
         chosen.load += weight
         return chosen
 
@@ -218,9 +229,10 @@ class StageReplicas(Generic[ReplicaT]):
     ) -> ReplicaLoad[ReplicaT]:
         """Returns the replica that keeps the sequences of a call at this slot, or chooses one for new sequences.
 
-        All sequences of a call have the same replica. Raises SequenceLostError if it no longer accepts new calls: a
-        draining replica does not keep its sequences until they end, because that would delay its removal. Restarting a
-        sequence on another replica costs one pass over its tokens.
+        New sequences go to the replica with the fewest. All sequences of a call have the same replica. Raises
+        SequenceLostError if it no longer accepts new calls: a draining replica does not keep its sequences until they
+        end, because that would delay its removal. Restarting a sequence on another replica costs one pass over its
+        tokens.
         """
         keeper = placements[0].keepers.get(slot)
         if keeper is not None:
@@ -229,7 +241,8 @@ class StageReplicas(Generic[ReplicaT]):
             return keeper
         excluded, number = placements[0].excluded, len(placements)  # all new sequences exclude the same replicas
         others = [each for each in self._available if each.replica.name not in excluded] if excluded else []
-        chosen = min(others or self._available, key=lambda each: rank(len(each.sequences), number, batch, fills))
+        loads = {each: len(each.sequences) for each in others or self._available}
+        chosen = min(loads, key=lambda each: filling_rank(loads[each], number, batch) if fills else (loads[each],))
         for placement in placements:
             chosen.sequences.add(placement.number)
             placement.keepers[slot] = chosen

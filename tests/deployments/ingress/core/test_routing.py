@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from deployments.ingress.core.routes import (
     MOST_BATCHES,
     PARTS,
+    KVPlacement,
     ReplicaLoad,
     StageReplicas,
+    filling_rank,
     min_to_send,
-    rank,
     weight_of,
 )
 from deployments.wire.messages import assignments_on
@@ -25,10 +26,13 @@ RANKED = {
     "no-replica": ([], 4, []),
     "only-replica": ([100], 4, [0]),
     "all-idle": ([0, 0, 0], 4, [0, 1, 2]),
-    "idle-before-the-fullest": ([4, 0, 12], 4, [1, 2, 0]),
+    "room-before-idle": ([0, 4, 12], 4, [2, 1, 0]),
     "fullest-with-room": ([4, 12, 8], 4, [1, 2, 0]),
     "one-input-too-many": ([4, 13, 8], 4, [2, 0, 1]),
+    "idle-where-none-has-room": ([13, 0], 4, [1, 0]),
+    "idle-before-a-full-one": ([16, 0], 4, [1, 0]),
     "open-batch-before-a-full-one": ([16, 4], 4, [1, 0]),
+    "fullest-with-room-in-the-second": ([17, 4, 31], 1, [1, 2, 0]),
     "fewest-full-batches": ([16, 32], 4, [0, 1]),
     "whole-batches-before-fullness": ([31, 17, 1], 4, [2, 1, 0]),
     "neither-fits-the-first-batch": ([14, 16], 4, [0, 1]),
@@ -37,28 +41,50 @@ RANKED = {
     "tie": ([8, 8], 4, [0, 1]),
     "piece-larger-than-a-batch": ([4, 4, 0], 40, [2, 0, 1]),
 }
-"""Loads of replicas, the weight of a call, and the ranking of the replicas."""
+"""Loads of replicas that share processors, the weight of a call, and the ranking of the replicas."""
 
 
-def ranked(loads: list[int], weight: int, batch: int, *, fills: bool = False) -> list[int]:
+def ranked(loads: list[int], weight: int, batch: int) -> list[int]:
     """Returns the indices of replicas, best first."""
-    return sorted(range(len(loads)), key=lambda index: rank(loads[index], weight, batch, fills))
+    return sorted(range(len(loads)), key=lambda index: filling_rank(loads[index], weight, batch))
 
 
-FILLED = {
-    "all-idle": ([0, 0], 4, [0, 1]),
-    "room-before-idle": ([0, 4, 12], 4, [2, 1, 0]),
-    "idle-where-none-has-room": ([13, 0], 4, [1, 0]),
-    "idle-before-a-full-one": ([16, 0], 4, [1, 0]),
-    "fullest-with-room": ([17, 4, 31], 1, [1, 2, 0]),
+def test_replicas_that_share_processors_are_filled_one_after_the_other() -> None:
+    for name, (loads, weight, order) in RANKED.items():
+        assert ranked(loads, weight, BATCH) == order, name
+
+
+FREE_FIRST = {
+    "an-idle-one": ([4, 0], [9.9, 0.0], 1),
+    "the-first-idle-one": ([4, 0, 0], [0.0, 0.0, 9.0], 1),
+    "whose-batch-ends-first": ([4, 4, 4], [9.6, 9.2, 9.4], 1),
+    "fewest-inputs-if-both-began-together": ([9, 8], [9.5, 9.5], 1),
+    "a-quarter-of-a-batch-is-a-quarter-of-its-time": ([4, 8], [9.7, 9.4], 1),
+    "or-a-little-less": ([4, 8], [9.7, 9.5], 0),
+    "a-batch-that-takes-too-long-ends-soon": ([12, 4], [3.0, 9.6], 0),
+    "but-its-inputs-count": ([12, 4], [3.0, 9.4], 1),
+    "tie": ([8, 8], [9.5, 9.5], 0),
 }
-"""The same for replicas that share processors and are filled one after the other."""
+"""Loads of replicas, when their batches began, and the replica that gets a call at 10 s if batches of 16 take 1 s."""
 
 
-def test_replicas_are_ranked_by_the_start_and_the_fill_of_the_next_batch() -> None:
-    for cases, fills in ((RANKED, False), (FILLED, True)):
-        for name, (loads, weight, order) in cases.items():
-            assert ranked(loads, weight, BATCH, fills=fills) == order, name
+def test_calls_go_to_the_replica_that_is_free_first() -> None:
+    for name, (loads, since_s, best) in FREE_FIRST.items():
+        stage = StageReplicas[Up](0.0)
+        stage.set_replicas([Up(str(index)) for index in range(len(loads))])
+        for known, load, began_s in zip(stage._known.values(), loads, since_s, strict=True):
+            known.load, known.since_s = load, began_s
+        chosen = stage.assign(4, BATCH, 1.0, 10.0, fills=False)
+        assert (chosen.replica.name, chosen.load) == (str(best), loads[best] + 4), name
+        assert chosen.since_s == (since_s[best] if loads[best] else 10.0), name
+
+
+def test_new_sequences_go_to_the_replica_with_the_fewest_or_fill_those_that_share_processors() -> None:
+    for fills, expected in ((False, ["0", "1", "2", "0", "1"]), (True, ["0", "0", "0", "0", "1"])):
+        stage = StageReplicas[Up](0.0)
+        stage.set_replicas([Up(str(index)) for index in range(3)])
+        found = [stage.replica_for("a", [KVPlacement(number)], 4, fills=fills) for number in range(1, 6)]
+        assert [each.replica.name for each in found] == expected
 
 
 def least(tokens: int | None = None, *, fills: bool = False, limit: float = math.inf) -> list[tuple[float, float]]:
@@ -121,13 +147,15 @@ WHAT = st.sampled_from(["send", "send", "send", "end", "offer"])
 def test_calls_go_to_the_best_replica_from_the_phase_on(
     num_replicas: int, phase: float, fills: bool, steps: list[tuple[str, int, int, int]]
 ) -> None:
+    """Without times of batches, the replica with the least load is free first."""
     stage, calls = StageReplicas[Up](phase), list[tuple[ReplicaLoad[Up], int]]()
     ring = replicas = [Up(str(index)) for index in range(num_replicas)]
     for what, which, weight, batch in [("offer", 0, 1, 1), *steps]:
         if what == "send":
             loads = [sum(weight for hosting, weight in calls if hosting.replica is each) for each in ring]
-            found = stage.assign(weight, batch, fills=fills)
-            assert found.replica is ring[ranked(loads, weight, batch, fills=fills)[0]]
+            found = stage.assign(weight, batch, 0.0, 0.0, fills=fills)
+            best = ranked(loads, weight, batch)[0] if fills else loads.index(min(loads))
+            assert found.replica is ring[best]
             calls.append((found, weight))
         elif what == "end" and calls:
             ended, its_weight = calls.pop(which % len(calls))

@@ -153,19 +153,18 @@ async def test_avoided_replicas_are_left_out_while_there_are_others(slot: Slot) 
 # Replicas that start and end
 
 
-async def test_new_sequences_fill_one_replica_after_the_other(
-    slot: Slot,
-) -> None:
+async def test_new_sequences_go_to_the_replica_with_the_fewest(slot: Slot) -> None:
     await slot.has("a", "b")
     [x, y], first = await slot.begun(1, 2)
     [z], second = await slot.begun(3)
     assert {first, second} == {"a", "b"}
-    await slot.begun(4)  # to the fuller one
+    assert (await slot.begun(4))[1] == second
     for home, replica in ((z, second), (x, first), (y, first)):
         slot.call_of(home)
         (found := await slot.asked()).answer()
         assert (home.keepers[FIRST].replica.name, found.replica) == (replica, replica)
-    assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
+    assert (await slot.begun(5, 6))[1] == first  # both have two
+    assert (await slot.begun(7))[1] == second
 
 
 async def test_an_ingress_is_ready_once_one_chain_can_run(slot: Slot) -> None:
