@@ -17,7 +17,7 @@ from optimizer.plans.plan import PlacedPlan
 from simulator.events import WAKES
 from simulator.processes import SimulatedCall, SimulatedIngress
 from simulator.scenario import Scenario
-from simulator.work import StepMember
+from simulator.work import Behind, StepMember
 
 
 class SimulatedSequence(SequenceProgress):
@@ -27,7 +27,7 @@ class SimulatedSequence(SequenceProgress):
         super().__init__(num_prompt, num_prompt + num_tokens, chunk)
         self.index = index
         """The position of the sequence in the order of arrival."""
-        self.behind: Counter[int] = Counter()
+        self.behind: Behind = Counter()
         """See `StepMember.behind`."""
 
     def begin(self, number: int = 0) -> None:

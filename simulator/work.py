@@ -260,6 +260,8 @@ class SideBySide:
 LATE: Final = ("foreseen", "similar")
 """Policies that decide before the head that all exits share runs (`Cut`). Inputs that leave under them are answered at
 the batch's end."""
+Behind = Counter[tuple[int, bool]]
+"""Numbers of tokens, by the block after which they left, and whether they belong to a prompt of several tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,8 +270,8 @@ class StepMember(Member[PendingInput]):
 
     context: int
     """The earlier tokens of the sequence."""
-    behind: Counter[int]
-    """Tokens of the sequence whose skipped blocks are not filled in yet, by the block after which they left."""
+    behind: Behind
+    """Tokens of the sequence whose skipped blocks are not filled in yet."""
 
 
 class StepSize(NamedTuple):
@@ -282,8 +284,8 @@ class StepSize(NamedTuple):
     """The tokens of all other inputs."""
     context: int
     """The sum of the earlier tokens of the steps' sequences."""
-    behind: Counter[int]
-    """Tokens to be filled in, by the block after which they left."""
+    behind: Behind
+    """Tokens to be filled in."""
 
     def __sub__(self, other: StepSize) -> StepSize:
         return StepSize(*map(sub, self, other))
@@ -307,7 +309,7 @@ class StepWork(Work):
 
     def size_of(self, members: Sequence[Input]) -> StepSize:
         steps, prompt, context = 0, 0, 0
-        behind: Counter[int] = Counter()
+        behind: Behind = Counter()
         for member in members:
             assert isinstance(member, StepMember)
             if member.tokens == 1:
@@ -315,26 +317,23 @@ class StepWork(Work):
                 context += member.context
             else:
                 prompt += member.tokens
-            if member.behind:
-                behind += member.behind
+            behind.update(member.behind)
         return StepSize(len(members), steps, prompt, context, behind)
 
     def until_s(self, size: StepSize, ramps: Collection[int] | None = None) -> list[float]:
         """See `Work.until_s`. The vocabulary head after the last block is not included: see `end_s`."""
         split, seconds = self.split, self.seconds
-        filled_N = np.zeros(self.num_blocks)
-        for ramp, tokens in size.behind.items():
-            filled_N[ramp + 1 :] += tokens * self.fill
-        block_s_N = seconds.blocks(size.steps + filled_N, size.prompt, steps=size.steps, context=size.context)
+        rows_N, prompt_N = np.full((2, self.num_blocks), [[float(size.steps)], [size.prompt]])
+        for (ramp, is_prompt), tokens in size.behind.items():
+            (prompt_N if is_prompt else rows_N)[ramp + 1 :] += tokens * self.fill
+        block_s_N = seconds.blocks(rows_N, prompt_N, steps=size.steps, context=size.context)
         for ramp in split.ramps if ramps is None else ramps:
             block_s_N[ramp] += seconds.ramp(self.ramps.index(ramp), size.inputs)
         return [0.0, *accumulate(block_s_N[split.first : split.end].tolist())]
 
     def end_s(self, size: StepSize | None, num_waiting: int) -> float:
-        inputs = num_waiting
-        if size is not None and self.split.end == self.num_blocks:
-            inputs += size.inputs
-        return self.seconds.head(inputs)
+        at_last = 0 if size is None or self.split.end < self.num_blocks else size.inputs
+        return self.seconds.head(num_waiting + at_last)
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
         """Counts a batch, and updates the tokens that are to be filled in. Probes leave none behind."""
@@ -349,7 +348,8 @@ class StepWork(Work):
                 member.behind.clear()
 
 
-def leave(behind: Counter[int], ramp: int, tokens: int) -> None:
+def leave(behind: Behind, ramp: int, tokens: int) -> None:
     """Records that the newest tokens of a sequence left after a block. It fills in earlier tokens up to that block."""
-    passed = [block for block in behind if block < ramp]
-    behind[ramp] += tokens + sum(behind.pop(block) for block in passed)
+    for block, is_prompt in [each for each in behind if each[0] < ramp]:
+        behind[ramp, is_prompt] += behind.pop((block, is_prompt))
+    behind[ramp, tokens > 1] += tokens

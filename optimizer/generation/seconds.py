@@ -35,19 +35,20 @@ class DecoderSeconds:
         length = prompts.length or 1
         tokens_X = np.arange(1, prompts.batches[-1] * length + 1, dtype=np.float64)
         self._prompts_s_XN = _with_zero(prompts.blocks_at(tokens_X / length)) * slowness
-        self._blocks = np.arange(len(body.block_s_NB))
 
-    def blocks(self, rows_N: FloatArray, prompt: int = 0, *, steps: int = 0, context: int = 0) -> FloatArray:
+    def blocks(
+        self, rows_N: FloatArray, prompt_N: FloatArray | float = 0.0, *, steps: int = 0, context: int = 0
+    ) -> FloatArray:
         """Returns the seconds of every block, without the head and ramps.
 
-        `rows_N` are the tokens that are not from prompts, including those filled in. `prompt` is the number of prompt
-        tokens, and `context` the total context of the batch's `steps` steps, in tokens.
+        `rows_N` are the tokens that are not from prompts, and `prompt_N` those that are. Both include tokens filled in.
+        `context` is the total context of the batch's `steps` steps, in tokens.
         """
-        seconds_N = self._steps_s(rows_N)
-        if prompt:
-            further_N = np.minimum(prompt, np.maximum(self.largest - rows_N, 0.0))
-            added_s_N = self._steps_s(rows_N + further_N) - self._steps_s(further_N)
-            seconds_N = np.maximum(seconds_N, _at_size(self._prompts_s_XN, prompt) + added_s_N)
+        seconds_N = _at_size(self._steps_s_XN, rows_N)
+        if np.any(prompt_N):
+            further_N = np.minimum(prompt_N, np.maximum(self.largest - rows_N, 0.0))
+            added_s_N = _at_size(self._steps_s_XN, rows_N + further_N) - _at_size(self._steps_s_XN, further_N)
+            seconds_N = np.maximum(seconds_N, _at_size(self._prompts_s_XN, prompt_N) + added_s_N)
         if self._context is None or not steps:
             return seconds_N
         return np.asarray(np.maximum(seconds_N + self._context_s * (context - steps * self._context), 0.0))
@@ -59,15 +60,6 @@ class DecoderSeconds:
     def ramp(self, position: int, inputs: int) -> float:
         """Returns the seconds of a ramp, given by its position among the model's ramps."""
         return float(_at_size(self._ramp_s_XE, inputs)[position])
-
-    def _steps_s(self, rows_N: FloatArray) -> FloatArray:
-        """Interpolates between whole numbers of tokens. Beyond the largest batch, seconds grow in proportion."""
-        measured_N = np.minimum(rows_N, self.largest)
-        below_N = measured_N.astype(np.int64)
-        further_N = np.minimum(below_N + 1, self.largest)
-        low_s_N, high_s_N = self._steps_s_XN[below_N, self._blocks], self._steps_s_XN[further_N, self._blocks]
-        measured_s_N = low_s_N + (measured_N - below_N) * (high_s_N - low_s_N)
-        return np.asarray(measured_s_N * np.maximum(rows_N / self.largest, 1.0))
 
 
 def at_context(table: LatencyTable, context: float) -> LatencyTable:
@@ -92,7 +84,11 @@ def _with_zero(seconds_NX: FloatArray) -> FloatArray:
     return np.vstack([np.zeros(len(seconds_NX)), seconds_NX.T])
 
 
-def _at_size(seconds_XN: FloatArray, number: int) -> FloatArray:
-    """Returns the seconds at a whole number. Beyond the end of the table, seconds grow in proportion."""
-    last = len(seconds_XN) - 1
-    return np.asarray(seconds_XN[min(number, last)] * max(1.0, number / last))
+def _at_size(seconds_XN: FloatArray, number_N: FloatArray | float) -> FloatArray:
+    """Interpolates each column between whole numbers. Beyond the end of the table, seconds grow in proportion."""
+    last, columns = len(seconds_XN) - 1, np.arange(seconds_XN.shape[1])
+    measured_N = np.minimum(number_N, last)
+    below_N = np.asarray(measured_N, dtype=np.int64)
+    low_s_N, high_s_N = seconds_XN[below_N, columns], seconds_XN[np.minimum(below_N + 1, last), columns]
+    measured_s_N = low_s_N + (measured_N - below_N) * (high_s_N - low_s_N)
+    return np.asarray(measured_s_N * np.maximum(number_N / last, 1.0))

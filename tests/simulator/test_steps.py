@@ -22,11 +22,12 @@ from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from simulator.scenario import Scenario
 from simulator.simulate import generate
-from simulator.work import LATE, StepMember, StepSize, StepWork, leave
+from simulator.work import LATE, Behind, StepMember, StepSize, StepWork, leave
 from tests.simulator.test_generate import ALONE, case, told
 from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, split, stage
 
 EARLY = plan(stage(1, split(0, 4, ramps=RAMPS[:1])))
+PROMPTS = LatencyTable(batches=(1,), block_s_NB=np.full((4, 1), 2.0), ramp_s_EB=np.zeros((3, 1)), length=4)
 
 
 def asking(given: Scenario, **changes: object) -> Scenario:
@@ -43,21 +44,21 @@ def with_table(given: Scenario, **changes: object) -> Scenario:
 def test_tokens_that_left_early_run_with_the_next_surviving_token() -> None:
     # The first step, of the prompt, runs all; the second leaves after block 0; the third runs it too, 1.25 s a block.
     rows = (TO_END, AT_0, TO_END)
-    computed = generate(case(EARLY, (1, 3), rows=rows))
-    assert told(computed) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.25) / 2)]
+    assert told(generate(case(EARLY, (1, 3), rows=rows))) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.25) / 2)]
     copied = asking(case(EARLY, (1, 3), rows=rows), fill="copy", copy_share=0.4)
     assert told(generate(copied)) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.1) / 2)]
-    behind = Counter({0: 2, 2: 1})
+    # A prompt that left takes the time of a prompt there too, and 0.25 s more beside the token that fills it in.
+    prompted = asking(case(EARLY, (4, 2), rows=(AT_0, TO_END)), prefill={"cpu": PROMPTS})
+    assert told(generate(prompted)) == [(2, 2.0, 1.0 + 3 * 2.25)]
+    behind = Counter({(0, False): 2, (0, True): 5, (2, False): 1})
     leave(behind, 1, 1)
-    assert behind == {1: 3, 2: 1}
+    assert behind == {(1, False): 3, (1, True): 5, (2, False): 1}
 
 
 def test_a_longer_context_a_prompt_beside_steps_and_the_head_take_the_measured_time() -> None:
-    given = with_table(case(ALONE, (2, 3)), context=2, context_s=0.25)
     # The prompt 1.25 s a block, a step after 2 tokens 1 s, one after 3 tokens 1.25 s.
-    assert told(generate(given)) == [(3, 5.0, (4.0 + 5.0) / 2)]
-    prompts = LatencyTable(batches=(1,), block_s_NB=np.full((4, 1), 2.0), ramp_s_EB=np.zeros((3, 1)), length=4)
-    given = asking(case(ALONE, (1, 2), (4, 2), arrivals_s=(0.0, 0.5)), prefill={"cpu": prompts})
+    assert told(generate(with_table(case(ALONE, (2, 3)), context=2, context_s=0.25))) == [(3, 5.0, (4.0 + 5.0) / 2)]
+    given = asking(case(ALONE, (1, 2), (4, 2), arrivals_s=(0.0, 0.5)), prefill={"cpu": PROMPTS})
     # One at 4 s; then a step beside the prompt, 2 s a block and 0.25 s for one more of four.
     assert told(generate(given)) == [(2, 4.0, 9.0), (2, 12.5, 4.0)]
     # The head runs on one token of every input.
@@ -81,8 +82,7 @@ def test_policies_that_decide_before_the_head_are_those_of_the_engine() -> None:
 
 
 def test_a_batch_does_not_wait_for_a_finished_sequence() -> None:
-    given = case(ALONE, (1, 1), (1, 1), arrivals_s=(0.0, 1.0))
-    assert told(generate(given))[1][1] == 4.0 - 1.0 + 4.0
+    assert told(generate(case(ALONE, (1, 1), (1, 1), arrivals_s=(0.0, 1.0))))[1][1] == 4.0 - 1.0 + 4.0
 
 
 def test_more_sequences_than_a_batch_holds_take_turns() -> None:
@@ -101,8 +101,8 @@ def test_steps_that_stay_or_overlap_are_refused() -> None:
         case(staying, (1, 2))
 
 
-@pytest.mark.parametrize(("probe", "behind"), [(True, {}), (False, {0: 1})])
-def test_a_probe_takes_the_time_of_every_ramp_and_skips_no_block(probe: bool, behind: dict[int, int]) -> None:
+@pytest.mark.parametrize(("probe", "behind"), [(True, {}), (False, {(0, False): 1})])
+def test_a_probe_takes_the_time_of_every_ramp_and_skips_no_block(probe: bool, behind: Behind) -> None:
     table = case(EARLY, (1, 1)).problem.latency["cpu"]
     table = replace(table, ramp_s_EB=np.full((len(RAMPS), len(table.batches)), 0.5))
     only_0 = EARLY.stages[0].splits[0]
