@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-LEAST_BATCHES = 10
-"""With fewer batches, a single pause of the machine would make a straggler."""
+LEAST_BATCHES = 20
+"""With fewer batches, a pause of the machine, or a few inputs that leave at no ramp, would make a straggler."""
 LEAST_PEERS = 3
 """Least number of replicas of a slot for a comparison within the slot."""
 LEAST_PER_STRAGGLER = 3

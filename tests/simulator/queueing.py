@@ -56,15 +56,13 @@ def _transitions(rate_per_s: float, service_s: Sequence[float]) -> FloatArray:
 def _poisson(mean: float) -> FloatArray:
     counts = np.arange(NUM_STATES)
     log_factorials = np.array([math.lgamma(count + 1) for count in counts])
-    chances_S: FloatArray = np.exp(counts * math.log(mean) - mean - log_factorials)
-    return chances_S
+    return np.asarray(np.exp(counts * math.log(mean) - mean - log_factorials))
 
 
 def _stationary(chances_SS: FloatArray) -> FloatArray:
     equations = chances_SS.T - np.eye(len(chances_SS))
     equations[-1] = 1.0  # replaces one of the equations, which are dependent: probabilities sum to 1
-    left_S: FloatArray = np.linalg.solve(equations, np.eye(len(chances_SS))[-1])
-    return left_S
+    return np.asarray(np.linalg.solve(equations, np.eye(len(chances_SS))[-1]))
 
 
 def _mean_number(rate_per_s: float, service_s: Sequence[float], left_S: FloatArray) -> float:

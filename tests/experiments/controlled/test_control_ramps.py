@@ -11,7 +11,6 @@ from deployments.settings import Tuning
 from experiments.controlled import Controlled, Mix
 from optimizer.problems.problem import PlanProblem
 from profiles.records import ExitRecords
-from profiles.table import LatencyTable
 from tests.exit_records import exit_records
 from tests.experiments.controlled.controlled_cases import problem, simulated, whole
 
@@ -34,9 +33,7 @@ RECORDS = records()
 def with_costs() -> PlanProblem:
     """Returns a problem in which a ramp takes 3 ms, so that a ramp without exits should be off."""
     made = problem(0.6)
-    blocks_s_NB = made.latency["cpu"].block_s_NB
-    table = LatencyTable(batches=(1, 4), block_s_NB=blocks_s_NB, ramp_s_EB=np.full((3, 2), 0.003))
-    return replace(made, latency={"cpu": table})
+    return replace(made, latency={"cpu": replace(made.latency["cpu"], ramp_s_EB=np.full((3, 2), 0.003))})
 
 
 def ramps_at(result: Controlled, at_s: float) -> set[int]:

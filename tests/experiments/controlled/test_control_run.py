@@ -74,6 +74,13 @@ def test_a_straggler_is_found_and_gets_no_work() -> None:
     check_outcomes(result)
 
 
+def test_a_replica_whose_first_inputs_stay_is_no_straggler() -> None:
+    # Two inputs arrive at a time, on two replicas. The second one stays until 2.6 s, from then on the first one.
+    rows_N = np.concatenate([np.tile(rows(0.1, 2), 13), np.tile(rows(0.1, 2)[::-1], 37)])
+    made = scenario(whole(3).with_splits(ramps=(1,)), np.repeat(evenly(5, 10), 2), rows_N, duration_s=10.0)
+    assert simulate_controlled(made, control(problem(0.5), probe_share=0.0)).words("straggler") == []
+
+
 def test_lost_accelerators_cause_a_new_plan_and_their_return_another() -> None:
     made = scenario(halves(2, 2), evenly(150, 120), rows(0.6), duration_s=120.0)
     lost = Fault(at_s=30.0, happen=lambda fleet: fleet.lose("cpu", (2, 3)))
