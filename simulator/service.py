@@ -137,8 +137,8 @@ class SimulatedService:
         self._update_ingresses()
 
     def _update_ingresses(self) -> None:
-        """Informs the ingresses of the slots that have replicas. Calls that other stages can answer wait no longer."""
-        available = {slot.name for slot in self.slots.values() if slot.replicas}
+        """Informs the ingresses of the replicas of all slots. Calls that other stages can answer wait no longer."""
+        available = {slot.name: len(slot.replicas) for slot in self.slots.values()}
         for ingress in self.ingresses:
             can_run = ingress.set_available(available)  # the same for all
         for slot in self.slots.values():

@@ -265,8 +265,21 @@ class ReplicaLinks:
 
     def _update(self) -> None:
         """Assigns stages to the replicas, and sends the calls that wait for a replica."""
-        self._assign_stages()
-        if self.owner.set_available({slot for slot in self.owner.core.chains.assignments if self._stages[slot].is_up}):
+        chains = self.owner.core.chains
+        placed, assignments = chains.placed, chains.assignments
+        up = {device: {name for name, link in links.items() if link.is_up} for device, links in self._links.items()}
+        if_up = placed.roles(up)
+        for device, hosts in placed.roles(self._links).items():
+            links, needed = self._links[device], placed.needed(device)
+            if {*if_up[device].values()} - {slot for name, slot in hosts.items() if name in up[device]}:
+                hosts = if_up[device]  # otherwise a stage would have only replicas that are down
+            for name, slot in hosts.items():
+                if name in up[device]:  # a replica ignores an assignment that it already follows
+                    links[name].host(assignments[slot])
+            for slot, stage in self._stages.items():
+                if slot in needed or slot not in assignments:  # a slot of an earlier plan gets no replicas
+                    stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
+        if self.owner.set_available({slot: self._stages[slot].num_up for slot in assignments}):
             self._can_run.set()
         else:
             self._can_run.clear()
@@ -284,22 +297,6 @@ class ReplicaLinks:
                 links.pop(name).close_when_idle()
         for name in sorted(addresses.keys() - links.keys()):
             links[name] = self._link(name, addresses[name], self._update, self.owner)
-
-    def _assign_stages(self) -> None:
-        chains = self.owner.core.chains
-        placed, assignments = chains.placed, chains.assignments
-        up = {device: {name for name, link in links.items() if link.is_up} for device, links in self._links.items()}
-        if_up = placed.roles(up)
-        for device, hosts in placed.roles(self._links).items():
-            links, needed = self._links[device], placed.needed(device)
-            if {*if_up[device].values()} - {slot for name, slot in hosts.items() if name in up[device]}:
-                hosts = if_up[device]  # otherwise a stage would have only replicas that are down
-            for name, slot in hosts.items():
-                if name in up[device]:  # a replica ignores an assignment that it already follows
-                    links[name].host(assignments[slot])
-            for slot, stage in self._stages.items():
-                if slot in needed or slot not in assignments:  # a slot of an earlier plan gets no replicas
-                    stage.set_replicas([links[name] for name, hosted in hosts.items() if hosted == slot])
 
 
 MISFIT = "the encoded inputs do not fit together"

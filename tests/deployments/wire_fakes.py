@@ -229,8 +229,8 @@ class Owner(Dispatcher):
     def __init__(self, chains: Chains | None = None) -> None:
         self.core, self.tracer = cast(IngressCore, SimpleNamespace(chains=chains)), None
 
-    def set_available(self, slots: Collection[str]) -> bool:
-        return bool(slots)  # chains of one stage
+    def set_available(self, slots: Mapping[str, int]) -> bool:
+        return any(slots.values())  # chains of one stage
 
     def replied(self, call: Any, chunk: Chunk) -> None:
         if call.refused is not None:

@@ -164,7 +164,7 @@ def lose_in_a_change() -> AbstractContextManager[Any]:
 def wait_in_a_chain() -> AbstractContextManager[Any]:
     """Chains get inputs although they have no replicas."""
     set_available = Chains.set_available
-    return patch.object(Chains, "set_available", lambda self, up: set_available(self, ()))
+    return patch.object(Chains, "set_available", lambda self, up: set_available(self, {}))
 
 
 def keep_a_place() -> AbstractContextManager[Any]:

@@ -258,10 +258,10 @@ class Ingress:
             self.checked = core.placed
             self.needed = {device: core.placed.needed(device) for device in core.placed.occupied}
         for device, needed in self.needed.items():
-            if not all(self.links._stages[slot].is_up for slot in needed):
+            if not all(self.links._stages[slot].num_up for slot in needed):
                 up = sum(link.is_up for link in self.links._links[device].values())
                 expect(up < len(needed), "no stage is left without a replica that its type has")
-        can_run = {each: all(self.links._stages[s.slot].is_up for s in each.stages) for each in core.chains.active}
+        can_run = {each: all(self.links._stages[s.slot].num_up for s in each.stages) for each in core.chains.active}
         if any(can_run.values()):
             is_stuck = self.links._waiting or any(each.queue.inputs and not can for each, can in can_run.items())
             expect(not is_stuck, "no input waits for a replica if a chain of the plan can run")

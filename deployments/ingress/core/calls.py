@@ -76,7 +76,7 @@ class Call:
         SequenceLostError if that replica no longer accepts calls.
         """
         slot, fills, placements = self.stage.slot, self.stage.assignment.fills, placements_of(self.inputs)
-        if not replicas.is_up and not (placements and slot in placements[0].keepers):
+        if not replicas.num_up and not (placements and slot in placements[0].keepers):
             return None
         if placements:
             self.replica_load = replicas.replica_for(slot, placements, self.stage.budgets[0].inputs, fills=fills)

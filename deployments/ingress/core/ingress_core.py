@@ -14,7 +14,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -451,9 +451,9 @@ class Driver(ABC):
         self.core.follow(placed)
         self.do()
 
-    def set_available(self, slots: Collection[str]) -> bool:
-        """Sets the slots that have replicas, and sends what is due. Returns whether any chain can run."""
-        self.core.chains.set_available(slots)
+    def set_available(self, replicas: Mapping[str, int]) -> bool:
+        """Sets the number of replicas by slot, and sends what is due. Returns whether any chain can run."""
+        self.core.chains.set_available(replicas)
         self.do()
         return self.core.chains.can_run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort_left, insort_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -199,7 +199,7 @@ class Chain:
         for stage in self.stages:  # exact for unchanged stages and close enough for others
             num_blocks = len(stage.budgets)
             self.block_s[stage.first : stage.end] = [stage.expected_s / num_blocks] * num_blocks
-        self.number, self.plan, self.weight = number, plan, max(1, round(share * SHARE_UNITS))
+        self.number, self.plan, self.share, self.weight = number, plan, share, max(1, round(share * SHARE_UNITS))
         self.turn = 0
         """Its current weight in the round-robin of `Chains.draw`."""
         self.stages = stage_routes(plan, assignments, self.block_s)
@@ -328,11 +328,14 @@ class Chains:
                 chain.admission.follow(own, self._tokens_per_input)
             chain.follow(number, own, share, islice(assignments, len(own.stages)))
             self._update(chain)
-        self.set_available(())  # until the driver knows the replicas of the plan's slots
+        self.set_available({})  # until the driver knows the replicas of the plan's slots
 
-    def set_available(self, slots: Collection[str]) -> None:
-        """Sets the slots that have replicas. Inputs that wait in a chain that cannot run move to those that can."""
-        running = [chain for chain in self.active if all(stage.slot in slots for stage in chain.stages)]
+    def set_available(self, replicas: Mapping[str, int]) -> None:
+        """Sets the number of replicas by slot. Inputs that wait in a chain that cannot run move to those that can."""
+        running = [chain for chain in self.active if all(replicas.get(stage.slot) for stage in chain.stages)]
+        for chain in running:  # it serves as many inputs as its scarcest stage
+            part = min([replicas[stage.slot] / stage.assignment.stage.replicas for stage in chain.stages])
+            chain.weight = max(1, round(min(1.0, part) * chain.share * SHARE_UNITS))
         self.can_run = bool(running)
         """Whether any chain has a replica for every stage."""
         self.usable = running or self.active
@@ -358,8 +361,8 @@ class Chains:
         """Draws a chain for each input of a request; also returns by how many seconds the request would be late.
 
         It is a smooth weighted round-robin, as nginx uses it for upstream servers, among the chains in which an input
-        would be the least late: usually among all. Every draw adds the share of each of them to its turn, takes the one
-        with the largest turn (the first of equal ones), and subtracts the sum of their shares from it. So the draws of
+        would be the least late: usually among all. Every draw adds the weight of each of them to its turn, takes the
+        one with the largest turn (the first of equal ones), and subtracts the sum of the weights from it. So draws of
         every chain are spread evenly. Chains that cannot run keep their turns.
         """
         if len(self.usable) == 1:

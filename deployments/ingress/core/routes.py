@@ -182,9 +182,9 @@ class StageReplicas(Generic[ReplicaT]):
         """The replicas that accept calls, in the order of preference among equal ones."""
 
     @property
-    def is_up(self) -> bool:
-        """Whether any replica accepts calls."""
-        return bool(self._available)
+    def num_up(self) -> int:
+        """The number of replicas that accept calls."""
+        return len(self._available)
 
     def set_replicas(self, replicas: Iterable[ReplicaT]) -> None:
         """Sets the replicas that host the stage. Calls go to those that are up.

@@ -210,7 +210,7 @@ class CoreWorld:
         self.do()
 
     def set_available(self, *slots: str) -> None:
-        self.core.chains.set_available(slots)
+        self.core.chains.set_available(dict.fromkeys(slots, 9))
         self.do()
 
     def until(self, now_s: float) -> None:
