@@ -101,7 +101,7 @@ def calibrate(folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: 
         outputs, policy, task, truth_N, choice=(design, job.budget), provenance=facts, tokens_N=tokens_N
     )
     records = records if is_labelled else replace(records, true_losses_NE=None)  # the accuracy is unknown
-    costs = measured_costs(job.latency, records) or (None if is_one else parameters_by_block(folder, card))
+    costs = measured_costs(job.latency, records, design) or (None if is_one else parameters_by_block(folder, card))
     recorded = CalibrationData(
         job=job, views=[records], facts=facts, task=task, labels=labels, costs=costs, first=card.chain.starts[-1]
     )
@@ -284,8 +284,7 @@ def _records_of(
     judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
     assert isinstance(judge, ThresholdPolicy)
     answers_NE = np.stack([of_exit.value_B.numpy() for of_exit in of_exits.values()], axis=1)
-    scores = [judge.score(ramp, of_exits[ramp]).numpy() for ramp in ramps]
-    no_scores = np.zeros((len(truth_N), 0))
+    scores_RN = np.array([judge.score(ramp, of_exits[ramp]).numpy() for ramp in ramps], dtype=np.float32)
     tallies_NE = np.stack([task.tallies(answers_NE[:, column], truth_N) for column in range(len(of_exits))], axis=1)
     return ExitRecords.of_answers(
         answers_NE,
@@ -293,7 +292,7 @@ def _records_of(
         num_blocks=last + 1,
         ramps=tuple(ramps),
         sample_ids=tuple(map(str, range(len(truth_N)))),
-        scores_NR=(np.stack(scores, axis=1) if scores else no_scores).astype(np.float32),
+        scores_NR=scores_RN.reshape(len(ramps), len(truth_N)).T,
         truth_N=truth_N,
         loss=task.loss,
         zero_one=task.zero_one,

@@ -14,7 +14,7 @@ from earlyexit.network.store import CARD_FILE, read_card
 from earlyexit.tasks import find_task
 from offramp.commands.folders import CONFIG, keeps_answers, save_calibration
 from offramp.commands.jobs import CalibrateOptions
-from offramp.commands.output import cell, command, make_folder, make_table, print_result, progress_bars, warn
+from offramp.commands.output import cell, command, make_table, print_result, progress_bars, warn
 from offramp.commands.thresholds import calibrate_records, calibration_warnings, outcome_figures
 from optimizer.calibration.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
 from profiles.records_table import read_records
@@ -32,7 +32,6 @@ def run(job: CalibrateOptions) -> None:
             raise InputError(f"--policy {job.policy}: {job.records} holds scores of {records.score}")
         card = calibrate_records(records, job)
         if job.out is not None:
-            make_folder(job.out)
             save_calibration(card, records, job.out)
         report = _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
     folder = job.model or job.out
@@ -76,7 +75,11 @@ def _calibrate_model(job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, 
             )
             report["test"] = outcome_figures(tested.outcome(card.thresholds), task, card.metric)
     reference = None if model_card.chain.is_one else model_card.chain.names[-1]
-    return card, report | {"warnings": calibration_warnings(card, beside, facts, reference)}
+    report["warnings"] = calibration_warnings(card, beside, facts, reference)
+    learned = {read_card(each).provenance.get("data") for each in model_card.network_folders(model)}
+    if job.part is None and str(data) in learned:
+        report["warnings"] += [f"ramps were trained on {data}, so they may break the budget: calibrate with other rows"]
+    return card, report
 
 
 def _report(card: CalibrationCard) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def model_records(path: Path, folder: Path) -> ExitRecords:
 
 def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:
     """Writes a calibration and its records; None if the parent folder has the records."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     if records is not None:
         records.save(folder / RECORDS_FILE)
     (folder / CALIBRATION_FILE).write_text(card.to_json(), encoding="utf-8")

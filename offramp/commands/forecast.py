@@ -124,9 +124,7 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
     """Returns a table with a row per block, which also shows the ramp before it, from the JSON data of a forecast."""
     interval = f"{forecast['coverage']:.0%} interval"
     names = ("block", "survival", interval, "go on at ramp", interval, "method")
-    caption = (
-        "Intervals are for the true shares; windows with few inputs vary more. They do not include sudden changes."
-    )
+    caption = "Intervals are for the true shares, without sudden changes. Windows with few inputs vary more."
     ramps, low, high = forecast["ramps"], forecast["survival_low"], forecast["survival_high"]
     rows = [
         [str(block), f"{share:.3f}", f"{low[block]:.3f}-{high[block]:.3f}", *["-"] * 3]

@@ -35,7 +35,7 @@ def run(job: RampJob) -> None:
     training = TrainJob(backbone=str(job.folder), name=model_name_for(out), seed=job.seed, source=source)
     with progress_bars() as progress:
         train(training, unlabelled(learned), out, progress=progress)
-        lengths = [each.length for each in held.encode(find_codec(read_card(out).codec, out))]
+        lengths = [each.length for each in learned.encode(find_codec(read_card(out).codec, out))]
         measured = ProfileJob(backend="auto", lengths=(max(1, round(np.mean(lengths))),))
         profile = kept_profile(out, measured, lambda message: print(message, file=sys.stderr))
         card, _ = calibrate(out, held, promise, progress=progress)

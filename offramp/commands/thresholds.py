@@ -35,17 +35,17 @@ from profiles.networks import decay_of, prune_of, weights_of
 from profiles.records import ExitOutcome, ExitRecords
 
 
-def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | None:
-    """Returns the seconds of each block at the largest batch and the length nearest to the inputs' mean length.
+def measured_costs(latency: Path | None, records: ExitRecords, design: IntArray) -> list[float] | None:
+    """Returns the seconds of each block at the largest batch and the length nearest to the design rows' mean length.
 
-    Returns None without a profile. Raises DataError for a profile of another model.
+    Test rows must not influence the costs. Returns None without a profile. Raises DataError for one of another model.
     """
     if latency is None:
         return None
     profile = LatencyProfile.load(latency)
     if profile.num_blocks != records.num_blocks:
         raise DataError(f"{latency} has {profile.num_blocks} blocks, the model {records.num_blocks}")
-    mean = 1.0 if records.tokens_N is None else float(records.tokens_N.mean())
+    mean = 1.0 if records.tokens_N is None else float(records.tokens_N[design].mean())
     nearest = min(profile.lengths, key=lambda length: abs(length - mean))
     return list(map(float, profile.tables[nearest].block_s_NB[:, -1]))
 
@@ -62,7 +62,7 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
     if records.sequences_N is not None:
         check_job_of_tokens(job)
     policy_of_records(records, {})  # raises if the scores cannot be used
-    costs = measured_costs(job.latency, records)
+    costs = measured_costs(job.latency, records, design_and_test_rows(records, job)[0])
     return CalibrationData(job=job, views=[records], facts=calibration_facts(job), costs=costs).card()
 
 

@@ -1,8 +1,8 @@
 """The tuner `guarantee`: thresholds that passed a test on recent inputs, and an alarm on the loss of answers.
 
-Thresholds are tested by Learn-then-Test. *Each time* that new thresholds are put in force, their mean loss on a stream
-like the tested inputs exceeds the budget with a probability of at most 1 - confidence. The promise holds per test,
-because tests never end. *One alarm* covers all thresholds until it is raised. If the mean loss stays within the budget,
+Thresholds are tested by Learn-then-Test. The probability that a test puts thresholds in force whose mean loss, on a
+stream like the tested inputs, exceeds the budget is at most 1 - confidence. The promise holds per test, because
+tests never end. *One alarm* covers all thresholds until it is raised. If the mean loss stays within the budget,
 whichever thresholds are in force, a false alarm ever happens with a probability of at most 1 - confidence.
 
 After an alarm no input leaves early, and the stream counts as a new one: only inputs that arrive later are tested. (The

@@ -36,7 +36,7 @@ from offramp.commands.doctor import check_target
 from offramp.commands.folders import check_members, read_calibration
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob
 from offramp.commands.profile import profile_model
-from offramp.commands.thresholds import calibrate_records
+from offramp.commands.thresholds import calibrate_records, design_and_test_rows
 from offramp.commands.train import chain_models, train
 from optimizer.calibration.calibration_file import (
     AMONG,
@@ -65,7 +65,7 @@ from profiles.table import LatencyTable
 from tests.earlyexit.codecs.prompts import byte_tokenizer
 from tests.earlyexit.network.chains import renamed
 from tests.earlyexit.network.models import ABC, small
-from tests.exit_records import calibration_card
+from tests.exit_records import calibration_card, exit_records
 from tests.latency_profile import latency_profile
 from tests.model_cards import change_card
 from tests.offramp.cli.runs import Captured, run
@@ -289,6 +289,16 @@ def test_exits_are_valued_by_parameters_or_seconds(models: Path, rows: LabelledR
     assert measured.provenance["latency"] == str(tmp_path / "latency.json")
     with pytest.raises(DataError, match=r"latency.json has 6 blocks, the model 3"):
         calibrate(models / "small", rows, EASY.model_copy(update={"latency": tmp_path / "latency.json"}))
+
+
+def test_tested_rows_do_not_decide_how_exits_are_valued(tmp_path: Path) -> None:
+    block_s = {1: np.array([[1.0], [1.0], [1.0]]), 9: np.array([[1.0], [9.0], [9.0]])}
+    tables = {k: LatencyTable(batches=(1,), block_s_NB=each, ramp_s_EB=np.ones((2, 1))) for k, each in block_s.items()}
+    latency_profile(tables=tables).save(tmp_path / "latency.json")
+    job, tokens_N = EASY.model_copy(update={"latency": tmp_path / "latency.json"}), np.ones(100, dtype=np.int64)
+    tokens_N[design_and_test_rows(tokens_N, job)[1]] = 9
+    card = calibrate_records(exit_records(np.full((100, 2), 0.9), tokens_N=tokens_N), job)
+    assert card.tested["work_share"] == pytest.approx(1 / 3), "1 of 19 by the tested rows' length"
 
 
 def test_thresholds_of_the_ends_are_one_calibration(models: Path, rows: LabelledRows) -> None:

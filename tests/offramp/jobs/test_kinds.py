@@ -355,7 +355,9 @@ def test_one_command_makes_calibrates_and_reports_ramps(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     saved(tmp_path / "tuned", checkpoint)
-    out, rows = tmp_path / "ramped", texts(700)
+    learned = {*np.random.default_rng(0).permutation(700)[:350].tolist()}
+    rows = [text if k in learned else f"{text} again again" for k, text in enumerate(texts(700))]
+    out = tmp_path / "ramped"
     unlabelled, found = "".join(json.dumps({"text": text, "label": None}) + "\n" for text in rows), list[Any]()
     for labelled in (False, True):  # of one size and shape: measured once
         log = tmp_path / ("log.csv" if labelled else "log.jsonl")
@@ -370,7 +372,9 @@ def test_one_command_makes_calibrates_and_reports_ramps(
         assert model.temperatures_E[-1] == 1, "scores are the checkpoint's"
         encoded = find_codec(model.info.codec, out).encode(texts(5))
         assert exit_outputs(model, encoded)[2].equal(exit_outputs(as_it_is, encoded)[2])
-        assert json.loads((out / "profile.json").read_text())["provenance"]["asked"]["ramps"] == [0, 1]
+        profile = LatencyProfile.load(out / "profile.json")
+        assert profile.provenance["asked"]["ramps"] == [0, 1]
+        assert profile.lengths == (7,), "not the two tokens more of the tested rows"
         monkeypatch.setattr("offramp.commands.ramp.saved_share", lambda *_: -0.004)
         with redirect_stderr(sys.stdout):
             assert run("ramp", tmp_path / "tuned", "--data", log, "--out", out) == 0
