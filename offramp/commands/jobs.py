@@ -457,7 +457,7 @@ class CalibrateOptions(JsonOption, LabelledRowOptions, CalibrateJob):
     test: Path | None = None
     """Further labelled rows, to report the results on them too."""
     test_part: str | None = Field(default=None, examples=["train", "val", "test"])
-    """Part of the data of --test. None: all parts."""
+    """Part of the data of --test. None: as for --part."""
 
     def check(self) -> None:
         super().check()

@@ -135,7 +135,7 @@ class RowOptions(Job):
     """Column that holds the second text, if rows are pairs of texts."""
     part: str | None = Field(default=None, examples=["train", "val", "test"])
     """Part of the data to read: a list of a CLINC150 file, or a folder above those of the labels (train, val, test).
-    None: all parts."""
+    None: all images, or the list train."""
 
     def read(self, path: Path, **options: Any) -> LabelledRows:
         """Returns the rows of a file; `options` override fields. Raises DataError or InputError."""

@@ -261,7 +261,7 @@ class GuaranteeTuner(Tuner):
             words = f"no thresholds passed the test on the last {number} inputs: no input leaves"
             return NewThresholds(thresholds=never(score, ramps), why="not passed", words=words, at_s=at_s)
         words = (
-            f"tested on the last {number} inputs: at worst {result.worst_loss:.2%} is lost, "
-            f"{result.tested.mean_blocks:.2f} of {result.tested.num_blocks} blocks are run before the answer"
+            f"tested on the last {number} inputs: at worst {result.worst_loss:.2%} was lost, "
+            f"{result.tested.mean_blocks:.2f} of {result.tested.num_blocks} blocks were run before the answer"
         )
         return NewThresholds(thresholds=result.thresholds, why="tested", words=words, at_s=at_s)

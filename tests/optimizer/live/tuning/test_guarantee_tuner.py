@@ -28,7 +28,7 @@ def test_no_input_leaves_before_a_test_is_passed() -> None:
     assert (found.why, found.at_s) == ("tested", 200.0)
     # The sure half leaves at the first ramp, the others are wrong there.
     assert 0.6 < found.thresholds[0] <= 0.9
-    assert found.words.startswith("tested on the last 22 inputs: at worst 0.00% is lost, ")
+    assert found.words.startswith("tested on the last 22 inputs: at worst 0.00% was lost, ")
 
 
 def test_after_an_alarm_only_later_inputs_are_tested() -> None:
