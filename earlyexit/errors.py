@@ -86,6 +86,15 @@ def within(*path: str | int) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def raising(kind: type[OfframpError], words: str, *caught: type[Exception]) -> Iterator[None]:
+    """Raises an error of this kind, with these words and the reason, in place of a caught error of the block."""
+    try:
+        yield
+    except caught as error:
+        raise kind(f"{words}: {getattr(error, 'strerror', None) or error}") from error
+
+
 class UnauthorizedError(InputError, http_status=401, grpc_status="UNAUTHENTICATED"):
     """The API key is missing or unknown. The message never quotes the key."""
 

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
 from earlyexit.codecs.text import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, read_tokenizer, tokenize
-from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.errors import InputError, ModelFolderError, raising
 from earlyexit.network.boundary import Column, Encoded
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -47,15 +47,13 @@ def read_chat_template(folder: Path) -> Callable[..., str] | None:
         raise ModelFolderError(f"{folder}: its chat template cannot be read: {error}") from error
     if source is None:
         return None
-    try:
+    with raising(ModelFolderError, f"{folder}: its chat template is invalid", TemplateError):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's escapes HTML
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         # `{% generation %}` marks answers for training. Like `with`, it only has its own variables.
         template = environment.from_string(re.sub(r"({%[-+]?\s*(?:end)?)generation\b", r"\1with", source))
-    except TemplateError as error:
-        raise ModelFolderError(f"{folder}: its chat template is invalid: {error}") from error
     named = {name: config[name] for name in NAMED_TOKENS if config.get(name)}  # values are strings or objects
     texts = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in named.items()}
     return partial(template.render, tools=None, documents=None, add_generation_prompt=True, **texts)

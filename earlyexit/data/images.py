@@ -10,18 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from earlyexit.errors import DataError, InputError
+from earlyexit.errors import DataError, InputError, raising
 
 
 def check_file(path: Path, raises: type[InputError] = DataError, *, hint: str = "") -> None:
     """Raises `raises` for a folder, a path that cannot be read, and a missing file, with `hint` after the message."""
-    try:
+    # For example, the name is too long, or the folder is not accessible.
+    with raising(raises, f"{path}: cannot be read", OSError):
         if path.is_dir():
             raise raises(f"{path}: is a folder, not a file")
         if not path.exists():  # not `is_file`, because pipes and devices are allowed
             raise raises(f"{path}: no such file{hint}")
-    except OSError as error:  # for example, the name is too long, or the folder is not accessible
-        raise raises(f"{path}: cannot be read: {error.strerror}") from error
 
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from earlyexit.backends import BackendName, open_segments
 from earlyexit.codecs import make_codec
-from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake
+from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake, raising
 from earlyexit.families import FILES, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN, Fill
 from earlyexit.network.boundary import Boundary
@@ -238,18 +238,17 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         raise ModelFolderError(f"{folder} is a chain of {', '.join(card.chain.names)}; a single model is needed here")
     not_in_info = {"schema_version", "backbone", "task", "boundaries", "inputs", "ramps", "num_blocks"}
     info = ModelInfo(**card.model_dump(exclude=not_in_info), task=find_task(card.task))
-    try:
+    with raising(
+        ModelFolderError, f"{folder / CARD_FILE}: no {card.family} backbone can be built", KeyError, TypeError
+    ):
         family = find_family(card.family)
         with torch.device("meta" if family.lazy_weights else "cpu"), SkipMetaInit():  # random weights would take time
             model = assemble(info, family.build(card.backbone, folder), card.ramps)
-    except (KeyError, TypeError) as error:
-        raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
-    try:
+    unfit = FileNotFoundError, KeyError, RuntimeError, SafetensorError
+    with raising(ModelFolderError, f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}", *unfit):
         state = load_file(folder / WEIGHTS_FILE)
         model.load_state_dict(state | {name: state[other] for name, other in model.tied.items()}, assign=True)
         model.tie()
-    except (FileNotFoundError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelFolderError(f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}: {error}") from error
     if dtype is not None:
         card.check_dtype(str(dtype).removeprefix("torch."))
     sha256 = info.provenance.get("backbone_sha256")
@@ -399,11 +398,8 @@ def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, prove
 def weights_file_sha256(folder: Path) -> str:
     """Returns the SHA-256 of a folder's weights file. Raises InputError if it cannot be read."""
     path = folder / WEIGHTS_FILE
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    with raising(InputError, f"{path} cannot be read", OSError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_members(members: Sequence[ModelFolder]) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor
 
-from earlyexit.errors import PlanError
+from earlyexit.errors import PlanError, raising
 from earlyexit.named import import_attribute
 from earlyexit.policies.base import Decision, ExitOutput, ExitPolicy
 
@@ -59,10 +59,8 @@ def exit_wrapper(
 
 def own_policy(own: str) -> ExitPolicy:
     """Returns the policy that `module:name` names; raises PlanError if it cannot be imported or is no policy."""
-    try:
+    with raising(PlanError, f"exit policy {own!r} cannot be imported", ImportError, AttributeError):
         policy = import_attribute(own)
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"exit policy {own!r} cannot be imported: {error}") from error
     if not isinstance(policy, ExitPolicy):
         raise PlanError(f"{own!r} is not an exit policy; make one with earlyexit.policies.wrapper.exit_wrapper")
     return policy

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, raising
 from earlyexit.network.boundary import Column
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
 
@@ -58,10 +58,8 @@ class RegressionTask(Task):
         }
 
     def targets(self, labels: Sequence[str]) -> ValueArray:
-        try:
+        with raising(DataError, "labels of a regression must be numbers", ValueError):
             numbers = np.array([float(label) for label in labels])
-        except ValueError as error:
-            raise DataError(f"labels of a regression must be numbers: {error}") from error
         if not np.isfinite(numbers).all():
             raise DataError("labels of a regression must be finite numbers")
         return numbers

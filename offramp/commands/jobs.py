@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from cluster.devices import find_device
 from earlyexit.backends import BackendName
-from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.errors import DataError, InputError, ModelFolderError, raising
 from earlyexit.families import GENERATES
 from earlyexit.named import NAME_PATTERN
 from earlyexit.policies import Score
@@ -251,10 +251,8 @@ def default_task(backbone: str) -> str:
     path = Path(backbone) / "config.json"
     if not path.is_file():
         return TOKEN if backbone.endswith(".gguf") else LABEL
-    try:
+    with raising(ModelFolderError, f"{path}: not JSON", ValueError):
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelFolderError(f"{path}: not JSON: {error}") from error
     return TOKEN if isinstance(config, dict) and config.get("model_type") in GENERATES else LABEL
 
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError, PlanError, raising
 from optimizer import Strategy
 
 if TYPE_CHECKING:
@@ -38,13 +38,11 @@ def _check_url(url: str) -> str:
 
 def check_output_file(path: Path, option: str) -> Path:
     """Returns the path; raises InputError if the file cannot be written or its folder does not exist."""
-    try:
+    with raising(InputError, f"--{option} {path}", OSError):  # such as a name that is too long
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(f"--{option} {path}: it must be a file in an existing folder")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise InputError(f"--{option} {path}: no permission to write the file")
-    except OSError as error:  # such as a name that is too long
-        raise InputError(f"--{option} {path}: {error.strerror}") from error
     return path
 
 
@@ -188,11 +186,9 @@ class BenchJob(JsonOption, ServerOptions, LabelledRowOptions):
     seed: Seed = 0
 
     def check(self) -> None:
+        if self.sustained and (self.requests, self.concurrency, self.arrivals) != (None, None, None):
+            raise InputError("--sustained chooses its own loads: leave out --requests, --concurrency and --arrivals")
         if self.sustained:
-            if (self.requests, self.concurrency, self.arrivals) != (None, None, None):
-                raise InputError(
-                    "--sustained chooses its own loads: leave out --requests, --concurrency and --arrivals"
-                )
             return
         if [self.rate, self.arrivals, self.concurrency].count(None) < 2:
             raise InputError(
@@ -291,10 +287,8 @@ class DemoJob(Job):
 
 def _parse_order(value: Any) -> Any:
     """Returns the order that a text names; raises InputError."""
-    try:
+    with raising(InputError, "--order", PlanError):
         return OrderSpec.parse(value) if isinstance(value, str) else value
-    except PlanError as error:
-        raise InputError(f"--order: {error}") from error
 
 
 Order = Annotated[

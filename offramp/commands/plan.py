@@ -14,7 +14,7 @@ import typer
 from rich.table import Column, Table
 
 from cluster.devices import find_device
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError, PlanError, raising
 from offramp.commands.options import PlanJob, WhatIfJob
 from offramp.commands.output import make_table, milliseconds, print_result, rate_text, show
 from optimizer.cost.evaluate import ExpectedSplit, merit, predictions
@@ -63,9 +63,8 @@ def draw_plan(planned: Planned, path: Path) -> None:
             cost = f", {figures.usd_per_hour:.2f} USD/h" if figures.usd_per_hour else ""
             latency = f"worst case {figures.latency_s * 1e3:.1f} ms"
             figure.suptitle(f"{planned.strategy}: {figures.rate_per_s:.0f}/s, {latency}{cost}")
-            figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        except OSError as error:
-            raise InputError(f"--plot {path}: cannot be written: {error.strerror}") from error
+            with raising(InputError, f"--plot {path}: cannot be written", OSError):
+                figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
         finally:
             pyplot.close(figure)
 

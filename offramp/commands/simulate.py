@@ -18,7 +18,7 @@ from rich.table import Table
 
 from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
-from earlyexit.errors import DataError, InputError, PlanError
+from earlyexit.errors import DataError, InputError, PlanError, raising
 from offramp.commands.options import SimulateJob
 from offramp.commands.output import make_table, milliseconds, milliseconds_text, print_result, progress_bars, provenance
 from offramp.commands.plan import NO_PLAN, answer
@@ -199,20 +199,19 @@ def with_lengths(file: ProblemFile, job: SimulateJob) -> ProblemFile:
     if text is None:
         return file
     try:
-        if "," in text:
-            mean, variance, low, high = NORMAL.validate_python(text.split(","))
-            tokens_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=low, high=high, seed=job.seed)
-        else:
-            tokens_N = tokens_of(Path(text))
-        problem = replace(file.problem, lengths=Lengths.of(tokens_N.tolist()), batches=None)
-        in_tokens(problem)
+        with raising(InputError, f"--lengths {text}", PlanError, DataError):
+            if "," in text:
+                mean, variance, low, high = NORMAL.validate_python(text.split(","))
+                tokens_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=low, high=high, seed=job.seed)
+            else:
+                tokens_N = tokens_of(Path(text))
+            problem = replace(file.problem, lengths=Lengths.of(tokens_N.tolist()), batches=None)
+            in_tokens(problem)
     except ValidationError as error:
         raise InputError(
             f"--lengths {text!r}: it must be a file, or mean,variance,low,high, four finite numbers, of which low and "
             "high are whole"
         ) from error
-    except (PlanError, DataError) as error:
-        raise InputError(f"--lengths {text}: {error}") from error
     return replace(file, problem=problem)
 
 
@@ -295,7 +294,7 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
     plan = replace(plan, order=job.order or plan.order)
     source = f"the planner's, {strategy}" if job.plan is None else str(job.plan)
     fields, description, inputs = draw_inputs(job, file, plan, thresholds)
-    try:  # a plan that does not fit the problem is refused before arrivals are drawn
+    with raising(PlanError, source, PlanError):  # a plan that does not fit is refused before arrivals are drawn
         predicted = evaluate(file.problem, plan.stages, shares=plan.shares)
         scenario = Scenario(
             plan=plan,
@@ -304,8 +303,6 @@ def prepare(job: SimulateJob) -> tuple[Scenario, Evaluation, dict[str, Any]]:
             **job.model_dump(include={"duration_s", "warm_up_s", "inputs_per_request", "admission", "num_ingresses"}),
             arrivals_s=np.empty(0),
         )
-    except PlanError as error:
-        raise PlanError(f"{source}: {error}") from error
     arrivals_s = process.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
     _check_arrivals(job, arrivals_s)
     scenario = replace(scenario, arrivals_s=arrivals_s)

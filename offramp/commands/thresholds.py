@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, raising
 from earlyexit.tasks.base import IntArray, Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
@@ -184,10 +184,8 @@ def calibration_facts(job: CalibrateJob) -> dict[str, Any]:
 
 def promised_records(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
     """Returns records with the job's metric as the loss, and its ramps; raises DataError for records without labels."""
-    try:
+    with raising(DataError, job.source, DataError):
         records = view if job.metric == "agreement" else view.of_harm()
-    except DataError as error:
-        raise DataError(f"{job.source}: {error}") from error
     named = job.ramps if isinstance(job.ramps, tuple) else records.ramps
     return records.of_ramps([ramp for ramp in records.ramps if ramp in named])
 

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import psutil
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ControlSettings, ServeSettings
@@ -234,13 +234,12 @@ def results_table(title: str, ran: Mapping[str, PlanRun], *, time_scale: float =
     Processor time is shown only if nothing is emulated (`time_scale` 1).
     """
     processors = time_scale == 1.0
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))  # 80 characters
     blocks = range(1, len(next(iter(ran.values())).batch_at_block))
     spent = ("CPU\nms per\nanswer",) if processors else ()
     batches = ("batch,\nblock\n0", *(f"\n\n{block}" for block in blocks))
-    columns = ("plan", "in\ntime", "in\ntime\nper s", "p50\nms", "p99\nms", *spent, "as\nfull\nmodel", *batches)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "plan" else "right")
+    numbers = ("in\ntime", "in\ntime\nper s", "p50\nms", "p99\nms", *spent, "as\nfull\nmodel", *batches)
+    columns = (Column(each, justify="right") for each in numbers)
+    table = Table("plan", *columns, title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))  # 80 characters
     for name, each in ran.items():
         table.add_row(
             name,

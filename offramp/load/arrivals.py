@@ -35,7 +35,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_cells
-from earlyexit.errors import DataError, InputError
+from earlyexit.errors import DataError, InputError, raising
 from profiles.scores import BoolArray, FloatArray
 
 MAX_ARRIVALS = 200_000_000
@@ -410,16 +410,14 @@ def read_trace(path: Path, interpretation: Interpretation | None = None) -> Coun
 
 def _text(path: Path) -> str:
     check_file(path)
-    try:
+    with raising(DataError, f"{path}", OSError):
         data = path.read_bytes()
-        return (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
+    try:
+        with raising(DataError, f"{path}: damaged gzip", EOFError, zlib.error, gzip.BadGzipFile):
+            return (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line}: not UTF-8") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: damaged gzip: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error
 
 
 def _numbers(path: Path, cells: Sequence[Cell], kind: Interpretation | Literal["minutes"]) -> FloatArray:
