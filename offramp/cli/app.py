@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -24,6 +25,7 @@ import typer
 import typer.core
 
 from earlyexit.errors import InputError, OfframpError
+from offramp import __version__
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -193,9 +195,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=F
 
 def _print_version(requested: bool) -> None:
     if requested:
-        import offramp
-
-        print(f"offramp {offramp.__version__}")
+        print(f"offramp {__version__}")
         raise typer.Exit
 
 
@@ -240,10 +240,13 @@ def _run(arguments: Sequence[str] | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command. An error is printed as one printable line on stderr; its class has the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if isinstance(sys.stdout, TextIOWrapper):  # as stderr does: half a character, as of a cut emoji, has no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run(arguments)
-    except (OfframpError, OSError, MemoryError) as error:  # such as a full disk
-        text = re.sub(r"\[Errno \d+\] ", "", str(error))
+    except (OfframpError, OSError, MemoryError, UnicodeEncodeError) as error:  # such as a full disk, or a file name
+        text = f"{error.object}: {error.reason}" if isinstance(error, UnicodeEncodeError) else str(error)
+        text = re.sub(r"\[Errno \d+\] ", "", text)
         shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
         print(f"offramp: {shown}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_status", OfframpError.exit_status)) from None

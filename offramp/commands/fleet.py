@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError, PlanError, raising
 from offramp.commands.options import FleetJob, check_output_file
-from offramp.commands.output import make_folder, make_table, milliseconds, print_result, rate_text
+from offramp.commands.output import make_table, milliseconds, new_folder, print_result, rate_text
 from offramp.commands.plan import NO_PLAN, PlanAnswer, announce_compilation, answer_document, serving_plan, stage_table
 from optimizer.cost.evaluate import best_value, evaluate
 from optimizer.cost.explain import no_plan_text
@@ -29,26 +30,24 @@ def run(job: FleetJob) -> None:
     """Plans all models, writes the requested plan files, and prints the plans."""
     fleet, files = read_fleet(job.fleet)
     paths = {} if job.out is None else {name: job.out / f"{name}.yaml" for name in files}
-    if job.out is not None:
-        make_folder(job.out)
-    _check_outputs(paths.values())
-    announce_compilation()
-    division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
-    value = abs(division.merit(fleet))
-    if value == best_value(fleet.problems[0], []):  # a share of 0, or an infinite cost
-        print(_why_none(fleet, division.bound, job.time_limit_s), file=sys.stderr)
-        raise typer.Exit(NO_PLAN)
-    gap, shares = gap_between(value, division.bound), list[float]()
-    answers = {}
-    for (name, file), stages in zip(files.items(), division.stages, strict=True):
-        figures = evaluate(file.problem, stages)
-        shares.append(figures.rate_per_s / fleet.models[name].rate_per_s)
-        part = figures.usd_per_hour / (value or 1.0) if fleet.is_cost else fleet.models[name].rate_per_s
-        planned = Planned(strategy="best", stages=stages, figures=figures, bound=division.bound * part, gap=gap)
-        answers[name] = PlanAnswer(file=file, decision=planned, baselines={})
-    plans = {path: serving_plan(answers[name], job.threshold) for name, path in paths.items()}
-    for path, plan in plans.items():
-        write_plan(plan, path)
+    with nullcontext() if job.out is None else new_folder(job.out):
+        _check_outputs(paths.values())
+        announce_compilation()
+        division = solve_fleet(fleet, time_limit_s=job.time_limit_s)
+        value = abs(division.merit(fleet))
+        if value == best_value(fleet.problems[0], []):  # a share of 0, or an infinite cost
+            print(_why_none(fleet, division.bound, job.time_limit_s), file=sys.stderr)
+            raise typer.Exit(NO_PLAN)
+        gap, shares = gap_between(value, division.bound), list[float]()
+        answers = {}
+        for (name, file), stages in zip(files.items(), division.stages, strict=True):
+            figures = evaluate(file.problem, stages)
+            shares.append(figures.rate_per_s / fleet.models[name].rate_per_s)
+            part = figures.usd_per_hour / (value or 1.0) if fleet.is_cost else fleet.models[name].rate_per_s
+            planned = Planned(strategy="best", stages=stages, figures=figures, bound=division.bound * part, gap=gap)
+            answers[name] = PlanAnswer(file=file, decision=planned, baselines={})
+        for path, plan in {path: serving_plan(answers[name], job.threshold) for name, path in paths.items()}.items():
+            write_plan(plan, path)
     usd_per_hour = sum(each.planned.figures.usd_per_hour for each in answers.values())
     figures_of_all = {"share": min(shares), "bound": division.bound, "gap": gap, "usd_per_hour": usd_per_hour}
     models = {name: answer_document(each) for name, each in answers.items()}
@@ -87,11 +86,9 @@ def _check_outputs(paths: Iterable[Path]) -> None:
     """Raises InputError for a file that cannot be written, or that is no plan, such as a problem file."""
     for path in paths:
         check_output_file(path, "out")
-        try:
+        with raising(InputError, f"--out would overwrite {path}, which is not a plan; name another folder", PlanError):
             if path.is_file():
                 read_plan(path)
-        except PlanError as error:
-            raise InputError(f"--out would overwrite {path}, which is not a plan; choose another folder") from error
 
 
 def _tables(document: Mapping[str, Any], answers: Mapping[str, PlanAnswer]) -> Iterator[Table]:

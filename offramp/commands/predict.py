@@ -12,6 +12,7 @@ import csv
 import json
 import math
 import random
+import re
 import sys
 import threading
 from collections import Counter
@@ -36,10 +37,10 @@ from earlyexit.errors import DataError, DeadlineError, InputError, OfframpError,
 from offramp.client.client import AsyncClient, Client, Generation, Prompt
 from offramp.client.protocol import Input, NoServerError, Prediction, pause_s
 from offramp.commands.options import GenerateJob, PredictJob, RowOptions
-from offramp.commands.output import make_folder, make_table, progress_bars
+from offramp.commands.output import make_table, new_folder, progress_bars
 
-PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
-"""The first characters of every PNG file in base64."""
+PNG = re.compile(base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode() + "[A-Za-z0-9+/]*={0,2}")
+"""A PNG file in base64, whose length is a multiple of 4."""
 Format = Literal["jsonl", "csv"]
 ENDINGS: Mapping[str, Format] = {".csv": "csv", ".jsonl": "jsonl"}
 WAITING = 2
@@ -195,10 +196,11 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
     """
     to_json = partial(json.dumps, ensure_ascii=False, default=np.ndarray.tolist)
     names, left_out, nested = (*columns, "error"), dict[str, None](), (list, dict, np.ndarray)
-    with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8", newline="") as file:
+    opened = partial(open, mode="w", encoding="utf-8", errors="backslashreplace", newline="")
+    with nullcontext(sys.stdout) if out is None else opened(out) as file:
 
-        def put(line: str) -> None:  # half a character, such as of a cut emoji, has no UTF-8 and is written as \ud83d
-            file.write(line.removesuffix("\r\n").encode(errors="backslashreplace").decode() + "\n")
+        def put(line: str) -> None:
+            file.write(line.removesuffix("\r\n") + "\n")
 
         # The writer quotes carriage returns only if they end its own lines.
         table = csv.DictWriter(cast(Any, SimpleNamespace(write=put)), names, extrasaction="ignore")
@@ -232,8 +234,8 @@ def map_folder(folder: Path | None, model_inputs: Mapping[str, str], paths: Iter
             raise InputError(f"--maps: class maps are named after image files; {path} has none: give a folder or .zip")
         if path.resolve().is_relative_to(folder.resolve()):
             raise InputError(f"--maps {folder}: the folder contains the input {path}; choose another folder")
-    make_folder(folder)
-    return folder
+    with new_folder(folder):
+        return folder
 
 
 def with_pictures(row: Row, folder: Path | None) -> Row:
@@ -246,7 +248,7 @@ def with_pictures(row: Row, folder: Path | None) -> Row:
 
 def is_png(value: object) -> bool:
     """Returns whether a value of an answer is a PNG file in base64."""
-    return isinstance(value, str) and value.startswith(PNG)
+    return isinstance(value, str) and len(value) % 4 == 0 and PNG.fullmatch(value) is not None
 
 
 def _write_png(folder: Path, stem: str, content: str) -> str:
@@ -356,8 +358,8 @@ def _short_text(value: Any) -> str:
         return f"a PNG file of {len(value) * 3 // 4} bytes"
     if isinstance(value, list):  # classes with their shares, or joints with their positions
         return ", ".join(map(_short_text, value))
-    if isinstance(value, dict) and "share" in value:
-        return f"{value['name']} {value['share']:.1%}"
+    if isinstance(value, dict) and isinstance(value.get("share"), float):
+        return f"{value.get('name')} {value['share']:.1%}"
     if isinstance(value, dict):
         return " ".join(map(_short_text, value.values()))
     return f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") else str(value)

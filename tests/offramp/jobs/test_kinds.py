@@ -199,7 +199,7 @@ def test_a_class_map_is_written_under_an_unused_name_of_its_image(tmp_path: Path
     assert (tmp_path / "a.png").read_bytes() == b"a photo"
 
 
-@pytest.mark.parametrize("value", ["", "bill", "iVBORw0K", 3, None, io.BytesIO()])
+@pytest.mark.parametrize("value", ["", "bill", "iVBORw0K", "iVBORw0KGgoAA", "iVBORw0KGgo.AAA=", 3, None, io.BytesIO()])
 def test_only_png_files_in_base64_are_recognised_as_pictures(value: object) -> None:
     assert not is_png(value)
     assert is_png(CONTENT)
