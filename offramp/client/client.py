@@ -16,20 +16,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field
 
 from deployments.api.operations import OPERATION_BY_NAME, new_id
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.errors import DeadlineError, InputError, OfframpError
+from earlyexit.errors import DeadlineError, InputError, OfframpError, raising
 from offramp.client.protocol import (
     Failure,
     Input,
     Outcome,
     Prediction,
     Request,
+    adapter,
     are_texts,
     connection_failure,
     failure_of,
@@ -37,12 +38,21 @@ from offramp.client.protocol import (
     predict_request,
     read_predictions,
     read_reply,
+    reading,
     resolve,
     send_with_retries,
+    shape,
     split_address,
 )
 
 DATA, DONE = "data: ", "[DONE]"
+# What is read of generated texts. Other fields of answers, here and below, may have any value.
+_TEXT: Any = shape(content=(str, ""))
+_CHOICE: Any = shape(finish_reason=str | None, text=(str, ""), message=(_TEXT, _TEXT()), delta=(_TEXT, _TEXT()))
+_EXITS: Any = shape(token_exits=(list[int], []), cut_short=(str | None, None))
+_FACTS: Any = {"usage": (shape(prompt_tokens=int) | None, None), "offramp": (_EXITS, _EXITS())}
+_EVENT = shape(choices=list[_CHOICE], **_FACTS)
+_GENERATED = shape(choices=Annotated[list[_CHOICE], Field(min_length=1, max_length=1)], **_FACTS)
 
 Message: TypeAlias = Mapping[str, str]
 """A `role` and its `content`."""
@@ -74,23 +84,16 @@ class Generation:
     """The time limit that ended the answer, if any."""
     request_id: str = field(default="", compare=False)
 
-    def plus(self, payload: Any) -> Generation:
-        """Returns the answer with the next event of its stream, or with a payload that holds all of it.
-
-        An invalid payload raises AttributeError, KeyError or TypeError.
-        """
-        ours, usage, text, ended = payload.get("offramp", {}), payload.get("usage"), self.text, self.ended
-        for choice in payload["choices"]:
-            ended = choice["finish_reason"] or ended
-            message = choice.get("message") or choice.get("delta") or {}
-            text += choice["text"] if "text" in choice else message.get("content", "")
+    def plus(self, event: Any) -> Generation:
+        """Returns the answer with the next event of its stream, or with an answer that holds all of it."""
+        ended = [each.finish_reason for each in event.choices if each.finish_reason]
         return replace(
             self,
-            text=text,
-            ended=ended,
-            exits=self.exits + tuple(ours.get("token_exits", ())),
-            num_prompt=usage["prompt_tokens"] if usage else self.num_prompt,
-            cut_short=ours.get("cut_short", self.cut_short),
+            text=self.text + "".join(each.text + each.message.content + each.delta.content for each in event.choices),
+            ended=ended[-1] if ended else self.ended,
+            exits=(*self.exits, *event.offramp.token_exits),
+            num_prompt=event.usage.prompt_tokens if event.usage else self.num_prompt,
+            cut_short=event.offramp.cut_short or self.cut_short,
         )
 
 
@@ -129,7 +132,9 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
     """An iterator over the pieces of a generated text, from either client, and a context manager that closes it."""
 
     def __init__(self, response: httpx.Response, request_id: str) -> None:
-        self._response = response
+        self._response, self._url = response, response.url
+        self.close, self.aclose = response.close, response.aclose
+        """Close the stream, which ends the sequence on the server."""
         self._answer = Generation(request_id=request_id)
         """The answer so far."""
         self._is_done = False
@@ -151,18 +156,10 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._async_pieces
 
-    def close(self) -> None:
-        """Closes the stream, which ends the sequence on the server."""
-        self._response.close()
-
-    async def aclose(self) -> None:
-        """Closes the stream of the asynchronous client."""
-        await self._response.aclose()
-
     def result(self) -> Generation:
         """Returns the whole answer; raises OfframpError if the stream has not ended."""
         if not self._is_done or not self._answer.ended:
-            raise self._noted(OfframpError("the server's stream broke off before its end, or was not read to its end"))
+            raise self._noted(OfframpError(f"{self._url}: the stream broke off before its end, or was not read to it"))
         return self._answer
 
     def _read(self) -> Iterator[Piece]:
@@ -183,7 +180,7 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
         try:
             yield
         except (httpx.RequestError, httpx.StreamError) as error:
-            raise OfframpError(f"the server's stream broke off: {error or type(error).__name__}") from error
+            raise OfframpError(f"{self._url}: the stream broke off: {error or type(error).__name__}") from error
         self.result()
 
     def _feed(self, text: str) -> Iterator[Piece]:
@@ -194,13 +191,11 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
             if data == DONE:
                 self._is_done = True
                 continue
-            try:
+            with reading(data, self._url, str):
                 event, before = json.loads(data), self._answer
-                if "error" in event:
+                if isinstance(event, dict) and "error" in event:
                     raise self._noted(failure_of(HTTPStatus.INTERNAL_SERVER_ERROR, event).error)
-                self._answer = before.plus(event)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise OfframpError(f"the server's stream has an invalid event: {data:.200}") from error
+                self._answer = before.plus(adapter(_EVENT).validate_python(event, strict=True))
             if text := self._answer.text[len(before.text) :]:
                 yield Piece(text=text, exits=self._answer.exits[len(before.exits) :])
 
@@ -221,6 +216,19 @@ LONGEST_S = 1e6
 POLL_S = 0.5
 """Interval between checks of a version's state: short compared with its start."""
 
+# What is read of metadata, of the list of models, of plans, and of reports on two versions side by side.
+_INPUT: Any = shape(name=str, datatype=str)
+_OUTPUT: Any = shape(name=str, shape=(list[int], []))
+_METADATA = shape(name=str, inputs=Annotated[list[_INPUT], Field(min_length=1)], outputs=list[_OUTPUT])
+_MODEL: Any = shape(offramp=shape(chats=bool, num_blocks=int, ramps=list[int]))
+_MODELS = shape(data=Annotated[list[_MODEL], Field(min_length=1)])
+_NUMBER: Any = float | None
+_COUNTS: Any = dict[str, int]
+_PLAN = shape(plan=dict, reason=(str | None, None), suspended=(str | None, None), hops=(dict[str, Any] | None, None))
+_SIDE: Any = shape(requests=int, errors=_COUNTS, exits=_COUNTS, p50_s=_NUMBER, p99_s=_NUMBER, agreement=_NUMBER)
+_CANARY, _COMPARED = shape(version=str, share=float), shape(inputs=int, agreement=_NUMBER)
+_SIDES = shape(model=str, default=str, canary=_CANARY | None, versions=dict[str, _SIDE], compared=_COMPARED)
+
 T = TypeVar("T")
 P = ParamSpec("P")
 Row: TypeAlias = dict[str, str]
@@ -230,10 +238,9 @@ def open_http(http: Callable[..., T], url: str, **options: Any) -> T:
     """Returns a client of httpx; raises InputError for an invalid address, or a proxy that cannot be used."""
     address = split_address(url)
     is_here = address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1", "::1")
-    try:  # no proxy of the environment leads to this machine
-        return http(base_url=url, trust_env=not is_here, **options)
-    except (ImportError, ValueError, httpx.InvalidURL) as error:  # such as for ALL_PROXY=socks5://..
-        raise InputError(f"the proxy that the environment names cannot be used: {error}") from error
+    unusable = ImportError, ValueError, httpx.InvalidURL  # such as for ALL_PROXY=socks5://..
+    with raising(InputError, "the proxy that the environment names cannot be used", *unusable):
+        return http(base_url=url, trust_env=not is_here, **options)  # no proxy leads to this machine
 
 
 class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
@@ -305,7 +312,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def metadata(self, name: str | None = None) -> dict[str, Any]:
         """Returns the metadata of the model `name`, or of the served model."""
-        return dict(await self._call("model_metadata", model=name or await self._served_model()))
+        return dict(await self._call("model_metadata", kind=_METADATA, model=name or await self._served_model()))
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Waits until the server is ready; raises DeadlineError after `timeout_s`."""
@@ -316,19 +323,13 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def generates(self) -> dict[str, Any]:
         """Returns facts about a generating model, such as `max_model_len`, and its `ramps` below `offramp`."""
-        match models := await self._call("models"):
-            case {"data": [{"offramp": {}} as facts, *_]}:
-                return dict(facts)
-        raise OfframpError(f"the server describes no model of Offramp: {models!r:.200}")
+        return dict((await self._call("models", kind=_MODELS))["data"][0])
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Continues a text, or answers messages, with the options of `Options`."""
         payload, request_id = await self._send_generation(prompt, options, streams=False)
-        try:
-            [_] = payload["choices"]
-            return Generation(request_id=request_id).plus(payload)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise OfframpError(f"the server's answer is not a generated text: {payload!r:.200}") from error
+        with reading(payload, self._http.base_url, _GENERATED) as answer:
+            return Generation(request_id=request_id).plus(answer)
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> PieceStream:
         """Returns the answer as a stream: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
@@ -337,6 +338,10 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     async def versions(self) -> list[Row]:
         """Returns all models and versions of the server's cluster, with their states."""
         return list(await self._call("index", {}, list[Row]))
+
+    async def plan(self) -> dict[str, Any]:
+        """Returns the plan in force, and the reason for it."""
+        return dict(await self._call("plan", kind=_PLAN))
 
     async def canary(self) -> dict[str, Any]:
         """Returns statistics of the default version and the canary."""
@@ -362,7 +367,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         until_s = self._clock.now_s() + timeout_s
         row = await self._await_state(model, version, ("READY", "UNAVAILABLE"), timeout_s)
         if row["state"] == "UNAVAILABLE":
-            raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
+            raise OfframpError(f"version {version!r} of {model!r} did not start: {row.get('reason', 'no reason told')}")
         # Serve may report an application as running a little earlier; another route prefix answers 404.
         async for left_s in self._checks(until_s - self._clock.now_s(), POLL_S):
             outcome = await self._attempt(Request("model_ready", named={"model": model, "version": version}), left_s)
@@ -392,7 +397,8 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         of_request: dict[str, Any] = {name: value for name, value in options.items() if name != "timeout_s"}
         request = predict_request(rows, self._metadata, many=many, **of_request)
         payload = await self._send_with_retries(request, options.get("timeout_s"))
-        return read_predictions(payload, num_inputs=len(rows), request_id=request.request_id)
+        address, request_id = self._http.base_url, request.request_id
+        return read_predictions(payload, num_inputs=len(rows), request_id=request_id, address=address)
 
     async def _send_generation(self, prompt: Prompt, options: Options, *, streams: bool) -> tuple[Any, str]:
         """Returns the answer's payload and the request's id; raises InputError for an unsuitable prompt."""
@@ -420,20 +426,16 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         match server := await self._call("server_metadata"):
             case {"models": [str(name), *_]} | {"models": [{"name": str(name)}, *_]} | {"name": str(name)}:
                 return name
-        raise OfframpError(f"the server names no model: {server!r:.200}")
+        raise OfframpError(f"{self._http.base_url} names no model: {server!r:.200}")
 
     async def _call_for_model(self, operation: str, body: dict[str, object] | None = None) -> dict[str, Any]:
-        return dict(await self._call(operation, body, model=await self._served_model()))
+        return dict(await self._call(operation, body, _SIDES, model=await self._served_model()))
 
-    async def _call(
-        self, operation: str, body: dict[str, object] | None = None, shape: Any = dict, **named: str
-    ) -> Any:
-        """Returns the server's answer to an operation, of this shape; `named` are the parameters of its path."""
+    async def _call(self, operation: str, body: dict[str, object] | None = None, kind: Any = dict, **named: str) -> Any:
+        """Returns the server's answer to an operation, of this kind; `named` are the parameters of its path."""
         answer = await self._send_with_retries(Request(operation, body, named=named))
-        try:
-            return TypeAdapter(shape).validate_python(answer)
-        except ValidationError as error:
-            raise OfframpError(f"{self._http.base_url} does not answer as Offramp does: {answer!r:.200}") from error
+        with reading(answer, self._http.base_url, kind):
+            return answer
 
     async def _send_with_retries(self, request: Request, timeout_s: float | None = None) -> Any:
         """Sends a request, with retries under the same id; returns the payload, or raises the failure's error."""
@@ -520,6 +522,7 @@ class Client(AbstractContextManager["Client"]):
     ready = _blocking(AsyncClient.ready)
     metadata = _blocking(AsyncClient.metadata)
     versions = _blocking(AsyncClient.versions)
+    plan = _blocking(AsyncClient.plan)
     canary = _blocking(AsyncClient.canary)
     set_canary = _blocking(AsyncClient.set_canary)
     end_canary = _blocking(AsyncClient.end_canary)

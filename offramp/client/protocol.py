@@ -5,23 +5,33 @@ from __future__ import annotations
 import binascii
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from deployments.api.operations import OPENAI_CODES, new_id, path_of
 from deployments.api.v2 import pack_elements, unpack_elements
 from earlyexit import errors
 from earlyexit.clock import Clock
-from earlyexit.errors import DeadlineError, InputError, OfframpError, RateLimitError, RetryableError
+from earlyexit.errors import (
+    DeadlineError,
+    InputError,
+    OfframpError,
+    RateLimitError,
+    RetryableError,
+    first_mistake,
+    raising,
+)
 from earlyexit.network.boundary import DATATYPES, cast_column
 
 T = TypeVar("T")
@@ -41,6 +51,12 @@ ERRORS_BY_KIND = {each.kind: each for each in _ERRORS}
 _ERRORS_BY_STATUS = {each.http_status: each for each in reversed(_ERRORS) if each is not RetryableError}
 """The first error of the tree with a status, for answers that name no error."""
 _KIND_OF_CODE = {code: kind for kind, code in OPENAI_CODES.items()}
+adapter = cache(TypeAdapter[Any])
+"""Returns pydantic's adapter of a type."""
+shape: Any = partial(create_model, "Object")
+"""Returns the type of a JSON object; takes the type of each field that is read, or the type and the default."""
+_ROW: Any = shape(exit=Annotated[int, Field(ge=0, lt=2**31)], score=(float, 0.0))
+_TENSOR: Any = shape(name=str, datatype=str, shape=list[int], data=Any)
 
 
 class NoServerError(OfframpError):
@@ -144,18 +160,31 @@ def _kind_and_message(status: int, payload: Any) -> tuple[str, str]:
     return "", f"HTTP {status} from the server: {payload!s:.200}"
 
 
-def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
-    """Returns the predictions in an answer of `/predict` or v2; raises OfframpError unless there are `num_inputs`."""
+@contextmanager
+def reading(answer: object, address: object, kind: Any = dict, *, of: str = "Offramp") -> Iterator[Any]:
+    """Yields an answer as a value of this kind; raises OfframpError if it is none, or if the block cannot read it.
+
+    The message has the address, the beginning of the answer, and the first mistake. `of`: the kind of server.
+    """
     try:
-        rows = read_tensors(payload) if "model_name" in payload else payload.get("outputs", [payload])
-        answered_id = str(payload.get("request_id", request_id))
-        predictions = [Prediction(**row | {"exit": int(row["exit"]), "request_id": answered_id}) for row in rows]
-        if not all(each.task_values for each in predictions):
-            raise KeyError("an answer")
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise OfframpError(f"the server's answer is not a prediction: {payload!r:.200}") from error
-    if len(predictions) != num_inputs:
-        raise OfframpError(f"the server answered {len(predictions)} of {num_inputs} inputs")
+        yield adapter(kind).validate_python(answer, strict=True)
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        why = first_mistake(error, "the answer") if isinstance(error, ValidationError) else error
+        raise OfframpError(f"{address} does not answer as {of} does: {answer!r:.200}; {why}") from error
+
+
+def read_predictions(payload: Any, *, num_inputs: int, request_id: str, address: object) -> list[Prediction]:
+    """Returns the predictions in an answer of `/predict` or v2; raises OfframpError unless there are `num_inputs`."""
+    with reading(payload, address) as answer:
+        rows = answer.get("outputs", [answer])
+        if "model_name" in answer:  # of v2: a tensor for each value
+            columns = {each.name: _column(each) for each in adapter(list[_TENSOR]).validate_python(rows, strict=True)}
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        adapter(list[_ROW]).validate_python(rows, strict=True)
+        answered_id = str(answer.get("request_id", request_id))
+        predictions = [Prediction(**row | {"request_id": answered_id}) for row in rows]
+        if [bool(each.task_values) for each in predictions] != [True] * num_inputs:
+            raise ValueError(f"not one answer for each of {num_inputs} inputs")
     return predictions
 
 
@@ -194,9 +223,9 @@ async def resolve(result: Awaitable[T] | T) -> T:
     return await result if isinstance(result, Awaitable) else result
 
 
-def key_header(api_key: str | None) -> dict[str, str]:
-    """Returns the header with a key; raises InputError if a header cannot hold it."""
-    return {} if api_key is None else {"Authorization": f"Bearer {_header_value(api_key, 'API key')}"}
+def key_header(api_key: str | None, name: str = "API key") -> dict[str, str]:
+    """Returns the header with a key; raises InputError, with the key's name, if a header cannot hold it."""
+    return {} if api_key is None else {"Authorization": f"Bearer {_header_value(api_key, name)}"}
 
 
 def _header_value(value: str, name: str) -> str:
@@ -243,7 +272,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        return path_of(self.operation, **{name: quote(value, safe="") for name, value in self.named.items()})
+        return path_of(self.operation, **{name: quote(each, "", errors="replace") for name, each in self.named.items()})
 
     def content(self, timeout_s: float) -> tuple[bytes, dict[str, str]]:
         """Returns the bytes of the body, and the headers; raises InputError for texts that cannot be sent."""
@@ -254,10 +283,9 @@ class Request:
             body = body | {"parameters": body["parameters"] | {"timeout": max(1, int(timeout_s * 1e6))}}
         elif self.sends_timeout:
             body = body | {"timeout_s": timeout_s}
-        try:
+        # Numpy's numbers, or an argument that was not UTF-8.
+        with raising(InputError, "the request cannot be sent as JSON", TypeError, UnicodeEncodeError):
             head = json.dumps(body, ensure_ascii=False).encode()
-        except (TypeError, UnicodeEncodeError) as error:  # numpy's numbers, or an argument that was not UTF-8
-            raise InputError(f"the request cannot be sent as JSON: {error}") from error
         if self.operation != "infer":
             return head, headers | {"Content-Type": "application/json"}
         types = {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}
@@ -286,11 +314,8 @@ def predict_request(
     contents: Sequence[object] = rows
     if not are_texts(rows):
         are_files = all(isinstance(row, bytes | Path) for row in rows)
-        try:
-            if not (in_words and are_files and any(map(_is_large, metadata.get("outputs", ())))):
-                return _tensor_request(rows, metadata, options, request_id or new_id())
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise OfframpError(f"the server's metadata does not describe a model: {metadata!r:.200}") from error
+        if not (in_words and are_files and any(map(_is_large, metadata["outputs"]))):
+            return _tensor_request(rows, metadata, options, request_id or new_id())
         contents = [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
     # A pair is sent in a list, because alone it would be two texts for a model of texts.
     body = {"inputs": contents[0] if not many and isinstance(contents[0], str) else list(contents), **options}
@@ -316,10 +341,10 @@ def _tensor_request(
         inputs.append({"name": name, "shape": list(column.shape), "datatype": datatype, "parameters": sized})
         tails.append(tail)
     body: dict[str, Any] = {"inputs": inputs, "parameters": parameters}
-    outputs = metadata.get("outputs", ())
+    outputs = metadata["outputs"]
     if any(map(_is_large, outputs)):
         body["outputs"] = [{"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in outputs]
-    named = {"model": str(metadata["name"])}
+    named = {"model": metadata["name"]}
     return Request("infer", body, tail=b"".join(tails), named=named, request_id=request_id, sends_timeout=True)
 
 
@@ -338,15 +363,6 @@ def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def read_tensors(payload: Any) -> list[dict[str, Any]]:
-    """Returns the answers in a v2 payload, one dict per input, with large values as arrays.
-
-    An invalid payload raises KeyError, TypeError or ValueError.
-    """
-    columns = {each["name"]: _column(each) for each in payload["outputs"]}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 def attach_tensors(head: Any, tail: memoryview) -> Any:
     """Adds the binary tensors of a v2 answer to its JSON `head`, and returns it.
 
@@ -361,11 +377,12 @@ def attach_tensors(head: Any, tail: memoryview) -> Any:
     return head
 
 
-def _column(output: Mapping[str, Any]) -> Sequence[Any]:
-    data, shape, datatype = output["data"], output["shape"], output["datatype"]
-    if datatype == "BYTES":
+def _column(tensor: Any) -> Sequence[Any]:
+    """Returns the values of a tensor, one per input; large ones are arrays."""
+    data, dtype = tensor.data, DATATYPES.get(tensor.datatype) if len(tensor.shape) > 1 else None
+    if tensor.datatype == "BYTES":
         data = [each.decode() if isinstance(each, bytes) else each for each in data]
-    column = np.array(data, dtype=DATATYPES[datatype] if len(shape) > 1 else None).reshape(shape)
+    column = np.array(data, dtype=dtype).reshape(tensor.shape)
     return list(column) if column.ndim > 1 else column.tolist()
 
 
@@ -383,7 +400,7 @@ def _columns(rows: Sequence[Any], inputs: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _only(datatypes: Mapping[str, str]) -> str:
-    if len(datatypes) > 1:
+    if len(datatypes) != 1:
         raise InputError(f"the model takes {', '.join(datatypes)}: give a mapping from these names to arrays")
     [name] = datatypes
     return name
@@ -391,13 +408,11 @@ def _only(datatypes: Mapping[str, str]) -> str:
 
 def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
     """Returns rows as one array, converted to the model's datatype unless that is BYTES."""
-    try:
+    # Unequal shapes, numbers that do not fit, tensors that are not in the host's memory, or an unknown datatype.
+    with raising(InputError, f"the model takes {datatype} arrays of one shape", KeyError, TypeError, ValueError):
         column = np.stack([np.asarray(row) for row in rows])
         if datatype != "BYTES":
             return datatype, cast_column(column, datatype)
-    # Unequal shapes, lists of unequal lengths, numbers that do not fit, or tensors that are not in the host's memory.
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the model takes {datatype} arrays of one shape: {error}") from error
     column = column.astype(np.float32) if column.dtype == np.float64 else column
     if column.dtype not in DATATYPE_OF or column.dtype == object:
         raise InputError(f"an array of {column.dtype.name} cannot be sent")
@@ -408,7 +423,5 @@ def _file(row: Input) -> bytes:
     if isinstance(row, bytes):
         return row
     assert isinstance(row, Path)
-    try:
+    with raising(InputError, f"{row}", OSError):
         return row.read_bytes()
-    except OSError as error:
-        raise InputError(f"{row}: {error.strerror}") from error

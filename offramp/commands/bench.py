@@ -123,7 +123,7 @@ def summarize(
         latency |= {"max_s": max(latencies_s), "mean_s": float(np.mean(latencies_s))}
     if labels is not None and answers and all("label" in answer.task_values for answer in answers):
         expected = (labels[index] for record in answered for index in record.input_indices)
-        accuracy = sum(map(str.__eq__, expected, (answer.label for answer in answers))) / len(answers)
+        accuracy = sum(map(str.__eq__, expected, (str(answer.label) for answer in answers))) / len(answers)
     duration_s = max([job.seconds or 0.0, *(record.done_s for record in records)])  # until the last outcome
     lateness_p99_s = None if offered_rps is None else percentile([record.lateness_s for record in records], 99)
     return {

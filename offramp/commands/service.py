@@ -8,14 +8,15 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx
+from pydantic import Field, FiniteFloat
 from rich.table import Table
 
 from cluster.devices import EMULATED
@@ -34,10 +35,10 @@ from deployments.local_ray.applications import (
 from deployments.local_ray.cluster import HAPROXY
 from deployments.local_ray.private import LOOPBACK_NAMES
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.errors import InputError, OfframpError, PlanError
+from earlyexit.errors import InputError, OfframpError, first_line, raising
 from earlyexit.network.store import read_card
 from offramp.client.client import Client, open_http
-from offramp.client.protocol import Failure, connection_failure, key_header, read_reply
+from offramp.client.protocol import key_header, read_reply, reading, shape
 from offramp.commands.options import (
     CanaryJob,
     DeleteJob,
@@ -100,9 +101,10 @@ def status(job: StatusJob) -> None:
     with open_dashboard(job.address) as dashboard:
         serve = dashboard.serve()
     path = min((each.get("route_prefix") or "/" for each in serve["applications"].values()), default="/")
-    port = (serve.get("http_options") or {}).get("port", 8000)  # of Serve, on the dashboard's machine
+    port = (serve.get("http_options") or {"port": 8000})["port"]  # of Serve, on the dashboard's machine
     url = job.url or str(httpx.URL(job.address).copy_with(port=port, path=path)).rstrip("/")
-    plan = _plan_of(url, key_header(job.api_key)) if serve["applications"] else None
+    with Client(url, 10.0, max_attempts=1, api_key=job.api_key) as client:
+        plan = _plan_of(client, url) if serve["applications"] else None
     document = {"applications": applications_document(serve), "plan": plan}
     print_result(document, lambda: status_tables(document), as_json=job.as_json)
 
@@ -153,20 +155,15 @@ def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     return manifest
 
 
-def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
+def _plan_of(client: Client, url: str) -> dict[str, Any] | None:
     """Returns the service's plan. If it reports none, prints the reason on stderr and returns None."""
     try:
-        with open_http(httpx.Client, url, headers=headers, timeout=10.0) as http:
-            response = http.get("plan")
-        outcome = read_reply(response.status_code, response.content, response.headers)
-    except httpx.HTTPError as error:
-        outcome = connection_failure(str(error))
-    with suppress(KeyError, PlanError, TypeError):  # a failure, or another server's answer
-        parse_plan(outcome["plan"])
-        return dict(outcome)
-    reason = outcome.error if isinstance(outcome, Failure) else f"this is no service of Offramp: {outcome!r:.200}"
-    print(f"no plan: {url}/plan: {str(reason).partition(chr(10))[0]}", file=sys.stderr)
-    return None
+        report = client.plan()
+        parse_plan(report["plan"])
+        return report
+    except OfframpError as error:
+        print(f"no plan: {url}/plan: {first_line(error)}", file=sys.stderr)
+        return None
 
 
 def status_tables(document: Mapping[str, Any]) -> list[Table]:
@@ -207,6 +204,23 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 NODES = "/api/v0/nodes"
+# What is read of the nodes and of Serve's state.
+_NODE: Any = shape(state=str, resources_total=dict[str, FiniteFloat], labels=(dict[str, str] | None, None))
+_NODES: Any = shape(data=shape(result=shape(result=list[_NODE])))
+_REPLICA: Any = shape(state=str)
+_DEPLOYMENT: Any = shape(status=str, message=str, target_num_replicas=int, replicas=list[_REPLICA])
+_APPLICATION: Any = shape(
+    status=str,
+    message=(str, ""),
+    route_prefix=(Annotated[str, Field(pattern=r"^/[^?#\x00-\x1f\x7f]*$")] | None, None),
+    deployed_app_config=(dict[str, Any] | None, None),
+    deployments=(dict[str, _DEPLOYMENT], {}),
+)
+_HTTP: Any = shape(host=str, port=Annotated[int, Field(ge=0, lt=2**16)])
+_GRPC: Any = shape(port=int, grpc_servicer_functions=(list[str], []))
+_SERVE: Any = shape(
+    applications=dict[str, _APPLICATION], http_options=(_HTTP | None, None), grpc_options=(_GRPC | None, None)
+)
 POLL_S = 1.0
 
 
@@ -220,9 +234,7 @@ class Dashboard:
 
     def serve(self) -> dict[str, Any]:
         """Returns Serve's state: `applications` by name, and its options."""
-        with _document(self._request("GET", APPLICATIONS)) as serve:
-            applications_document(serve)  # reads all fields that are needed
-            return dict(serve)
+        return dict(self._request("GET", APPLICATIONS, _SERVE))
 
     def put(self, config: Mapping[str, Any]) -> None:
         """Replaces Serve's applications; those that are not in the config are deleted."""
@@ -230,11 +242,11 @@ class Dashboard:
 
     def inventory(self) -> Inventory:
         """Returns the hardware of the cluster's nodes."""
-        with _document(self._request("GET", NODES, params={"limit": 10_000})) as found:
-            return inventory_of_nodes(
-                {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
-                for row in found["data"]["result"]["result"]
-            )
+        found = self._request("GET", NODES, _NODES, params={"limit": 10_000})
+        return inventory_of_nodes(
+            {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
+            for row in found["data"]["result"]["result"]
+        )
 
     def wait_until_running(self, name: str, limit_s: float, on_progress: Callable[[str], None]) -> None:
         """Waits until the application runs; raises OfframpError if it fails, or after the limit.
@@ -273,7 +285,8 @@ class Dashboard:
                 return
             self.sleep(POLL_S)
 
-    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, kind: Any = Any, **options: Any) -> Any:
+        """Returns the answer, of this kind; raises OfframpError."""
         address = str(self.client.base_url).rstrip("/")
         try:
             response = self.client.request(method, path, **options)
@@ -284,16 +297,9 @@ class Dashboard:
         if not response.is_success:
             reason = response.headers.get("Location") or last_error(response.text)
             raise OfframpError(f"{address}{path} answers {response.status_code}: {reason}")
-        return response
-
-
-@contextmanager
-def _document(response: httpx.Response) -> Iterator[Any]:
-    """Yields the JSON of an answer; raises OfframpError if it lacks what the caller reads, as of another server."""
-    try:
-        yield response.json()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise OfframpError(f"{response.url} answers, but it is not a Ray dashboard: {response.text:.200}") from error
+        answer = read_reply(response.status_code, response.content, response.headers)
+        with reading(answer, f"{address}{path}", kind, of="a Ray dashboard"):
+            return answer
 
 
 @contextmanager
@@ -310,14 +316,9 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
     token = environment.get("RAY_AUTH_TOKEN")
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if token is None:
-        try:
+        with raising(InputError, f"RAY_AUTH_MODE is token, and {path} cannot be read", OSError):
             token = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise InputError(f"RAY_AUTH_MODE is token, and {path} cannot be read: {error.strerror}") from error
-    token = token.strip()
-    if not token or not token.isascii() or not token.isprintable():  # httpx's error would show it
-        raise InputError("RAY_AUTH_MODE=token: the token is empty or has characters that no HTTP header can hold")
-    return {"Authorization": f"Bearer {token}"}
+    return key_header(token.strip(), "token of RAY_AUTH_MODE=token")
 
 
 def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -391,7 +392,7 @@ def unload(job: UnloadJob) -> None:
 
 def side_by_side_table(report: Mapping[str, Any]) -> Table:
     """Returns a table with the default version and the canary in two columns."""
-    names, canary, compared = list(report["versions"]), report["canary"], report["compared"]
+    versions, canary, compared = report["versions"], report["canary"], report["compared"]
     title = f"{report['model']}: version {report['default']}"
     if canary is not None:
         title += f", and {canary['version']} for {canary['share']:.1%} of the requests"
@@ -405,6 +406,5 @@ def side_by_side_table(report: Mapping[str, Any]) -> Table:
         "left after block": ("exits", counts_text),
         "agreement with its full model": ("agreement", partial(cell, form=".2%")),
     }
-    versions = [report["versions"][name] for name in names]
-    cells = ((title, *(text(each[field]) for each in versions)) for title, (field, text) in rows.items())
-    return make_table("", *(f"version {name}" for name in names), title=title, caption=caption, rows=cells)
+    cells = ((title, *(text(each[field]) for each in versions.values())) for title, (field, text) in rows.items())
+    return make_table("", *(f"version {name}" for name in versions), title=title, caption=caption, rows=cells)

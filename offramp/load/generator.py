@@ -210,16 +210,16 @@ class Generator:
             sent_s=sent_s,
             done_s=self.clock.now_s() - start_s,
             num_attempts=num_attempts,
-            **_read(outcome, len(input_indices), request.request_id),
+            **_read(outcome, len(input_indices), request.request_id, config.url),
         )
 
 
-def _read(outcome: Outcome, num_inputs: int, request_id: str) -> dict[str, Any]:
+def _read(outcome: Outcome, num_inputs: int, request_id: str, url: str) -> dict[str, Any]:
     """Returns the predictions, or the kind and the message of the error, as fields of a record."""
     if isinstance(outcome, Failure):
         return {"error": outcome.kind, "message": str(outcome.error)}
     try:
-        predictions = read_predictions(outcome, num_inputs=num_inputs, request_id=request_id)
+        predictions = read_predictions(outcome, num_inputs=num_inputs, request_id=request_id, address=url)
     except OfframpError as error:  # counted, like every other failure of a single request
         return {"error": "malformed", "message": str(error)}
     for each in predictions:

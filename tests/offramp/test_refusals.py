@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from optimizer.calibration.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
 from tests.model_cards import change_card
-from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, records, refused, written
+from tests.offramp.cli.runs import PLAN, PROBLEM, Always, Captured, declined, records, refused, run, written
 from tests.offramp.service.service_folders import CHAIN_TABLE, TABLE, Files, write_records, write_shares
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
@@ -33,6 +34,7 @@ def test_a_command_refuses(
     if "needs" in case:
         pytest.importorskip(case["needs"])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # no hub can be reached
     if case["run"] != "serve model":  # that case alone covers the process, whose start takes a second
         monkeypatch.setattr("offramp.commands.serve.run_in_subprocess", lambda work, *given: work(*given))
     monkeypatch.setattr("offramp.commands.serve.RAY_FOLDER", Path(case.get("ray_folder", "/tmp/ray")))
@@ -52,6 +54,7 @@ def test_a_command_refuses(
         Path("checkpoint").symlink_to(request.getfixturevalue("checkpoint"))
         Path("data.csv").symlink_to(request.getfixturevalue("data"))
         capsys.readouterr()  # what its training printed
+    monkeypatch.setattr(Always, "answers", case.get("answers", {}))
     url = request.getfixturevalue("answering_url") if "URL" in case["run"] else ""
     command = shlex.split(case["run"].replace("URL", url))
     if "declined" in case:
@@ -62,6 +65,31 @@ def test_a_command_refuses(
     expected: str = case["says"].replace("URL", url)  # "..." stands for any beginning
     assert expected[3:] in said if expected.startswith("...") else said.startswith(expected), said
     assert not Path("new.yaml").exists()
+
+
+WRONG = (None, 7.5, "\ud83d", [7], {"x": 7})
+
+
+def spoilt(value: Any, wrong: Iterator[Any]) -> Iterator[str]:
+    """Replaces each value inside JSON data in turn by the next wrong one, and yields its name."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from spoilt(inner, wrong)
+        value[key] = next(wrong)
+        yield f"{key}: {value[key]!r}"
+        value[key] = inner
+
+
+@pytest.mark.parametrize("case", GOLDEN["answers"], ids=lambda case: case["run"])
+def test_a_wrong_value_anywhere_in_an_answer_is_reported_in_one_line_or_ignored(
+    case: dict[str, Any], answering_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    data = written(tmp_path / "data.csv", "text,label\npay,bill\n")
+    monkeypatch.setattr(Always, "answers", case["answers"])
+    for what in spoilt(case["answers"], cycle(WRONG)):
+        status = run(*shlex.split(case["run"].replace("URL", answering_url).replace("DATA", str(data))))
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("offramp: ")]
+        assert (len(said), status) in ((0, 0), (1, 1), (1, 2)), (what, said)
+        assert status != 1 or answering_url in said[0]
 
 
 def prepare(files: Files, case: Mapping[str, Any]) -> None:

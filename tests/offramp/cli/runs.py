@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -119,7 +119,9 @@ class Answering(BaseHTTPRequestHandler):
         return json.loads(content) if content else None
 
     def say(self, document: object, status: int = 200, **headers: str) -> None:
-        content = json.dumps(document).encode()
+        events = document.get("events") if isinstance(document, dict) else None  # of a stream
+        parts = [json.dumps(document)] if events is None else [f"data: {json.dumps(each)}\n\n" for each in events]
+        content = "".join(parts).encode()
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -141,30 +143,33 @@ ARRAYS = {**METADATA, "inputs": [{"name": "image", "datatype": "FP32", "shape": 
 IMAGES = {**METADATA, "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}]}
 
 
-OTHERS = {"list": [1], "listed": {"applications": [1]}, "bare": {"applications": {"a": {}}}, "name": {"name": "llama"}}
-"""What servers of something else answer, by the beginning of the path."""
-
-
 class Always(Answering):
-    """A service that answers every prediction; below some paths it is a server of something else, or has moved."""
+    """A service that answers every prediction; below one path it has moved."""
+
+    answers: ClassVar[Mapping[str, Any]] = {}
+    """What it answers instead, by the path."""
 
     def do_GET(self) -> None:
         place = self.path.split("/")[1]
-        if place == "moved":
+        if self.path in self.answers:
+            self.say(self.answers[self.path])
+        elif place == "moved":
             self.say("", 308, Location="https://elsewhere:8443/x")
-        elif place in OTHERS or self.path.endswith("/intents"):
-            self.say({"arrays": ARRAYS, "images": IMAGES, **OTHERS}.get(place, METADATA))
+        elif self.path.endswith("/intents"):
+            self.say({"arrays": ARRAYS, "images": IMAGES}.get(place, METADATA))
         else:
             self.say({"models": ["intents"]})
 
     def do_POST(self) -> None:
         self.take()
-        if self.path.split("/")[1] in (*OTHERS, "moved"):
+        if self.path in self.answers or self.path.startswith("/moved"):
             self.do_GET()
         elif self.path.startswith("/spoilt"):
             self.say({"error": {"kind": "unprocessable_input", "message": "no"}, "request_id": "r"}, status=422)
         else:
             self.say({"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"})
+
+    do_PUT = do_DELETE = do_POST
 
 
 Listening = TypeVar("Listening", bound=HTTPServer)

@@ -95,9 +95,6 @@ def test_a_calibration_shows_progress_and_prints_its_result(model: Path, data: P
 def test_a_taken_port_is_refused_before_a_model_is_measured(model: Path, answering_url: str, capsys: Captured) -> None:
     port = answering_url.rpartition(":")[2]
     assert refused(capsys, "serve", model, "--port", port, status=1).startswith(f"port {port} of 127.0.0.1 is taken")
-    for name, option, value in (("kv_tokens", "--kv-tokens", 600), ("kv_fill", "--kv-fill", "copy")):
-        said = refused(capsys, "serve", model, option, value, "--port", 8999)
-        assert said.startswith(f"{name} ({option}) {value}: only models that generate keep keys and values, and 'm' do")
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "gone"])
@@ -257,16 +254,6 @@ def test_an_interrupt_ends_predictions_of_a_silent_pipe(answering_url: str) -> N
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert process.wait(timeout=10) == 130
-
-
-@pytest.mark.parametrize("backbone", ["nosuch/thing", "/no/such/folder"])
-def test_an_unknown_backbone_is_refused_in_one_line_and_leaves_no_folder(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, backbone: str
-) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    said = refused(capsys, "train", "--data", data, "--out", tmp_path / "new", "--backbone", backbone)
-    assert said.startswith(f"'{backbone}' is neither a checkpoint folder nor a hub name that can be reached: ")
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class FakeRay(ThreadingHTTPServer):
         self.config: dict[str, Any] = {"applications": []}
 
     def describe(self) -> dict[str, Any]:
-        slot = {"status": "HEALTHY", "target_num_replicas": 2, "replicas": [{"state": "RUNNING"}] * 2}
+        slot = {"status": "HEALTHY", "message": "", "target_num_replicas": 2, "replicas": [{"state": "RUNNING"}] * 2}
         return {
             "http_options": {"host": "127.0.0.1", "port": self.server_port},
             "applications": {
@@ -163,7 +163,7 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
     assert run("status", "--address", url_of(ray), "--url", f"{url_of(ray)}/down") == 0
     assert capsys.readouterr().err == f"no plan: {url_of(ray)}/down/plan: the controller does not answer\n"
     assert run("status", "--address", url_of(ray), "--url", f"{url_of(ray)}/other") == 0
-    assert capsys.readouterr().err.endswith("/plan: this is no service of Offramp: {'plan': {'chains': [1]}}\n")
+    assert capsys.readouterr().err.endswith("chains.0: Input should be a mapping with share and stages, not 1\n")
 
     assert run("delete", "demo", "--address", url_of(ray)) == 0
     assert capsys.readouterr().out == "demo is gone\n"

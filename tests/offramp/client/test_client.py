@@ -118,7 +118,7 @@ def test_all_inputs_of_a_call_are_sent_in_one_request() -> None:
     assert server.requests == []
     assert client.predict_many(["x", "y"]) == [Prediction(**row, request_id="r7") for row in rows]
     assert len(server.requests) == 1
-    metadata = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}]}
+    metadata = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}], "outputs": []}
     assert predict_request([np.array([0, 255]), np.array([7, 8])], metadata, many=True).tail == bytes([0, 255, 7, 8])
     with pytest.raises(InputError, match="the model takes UINT8 arrays of one shape: UINT8 holds 0 to 255, not 256"):
         predict_request([np.array([0, 256], dtype=np.uint16)], metadata, many=True)
@@ -239,8 +239,29 @@ NO_PREDICTIONS = "<html>", '{"label": "a"}', '{"outputs": []}', '{"outputs": 3}'
 @pytest.mark.parametrize("text", [*NO_PREDICTIONS, '{"label": "a", "exit": Infinity}'], ids=lambda text: text[:20])
 def test_an_answer_that_is_not_a_prediction_is_an_error(text: str) -> None:
     client, _ = client_of(Script(httpx.Response(200, text=text)))
-    with pytest.raises(OfframpError, match="the server"):
+    with pytest.raises(OfframpError, match="http://server does not answer as Offramp does: "):
         client.predict_many(["x"])
+
+
+@pytest.mark.parametrize("payload", ["<html>", None, [1], {}, {"choices": []}, {"choices": [{"text": "a"}]}])
+def test_an_answer_that_is_not_a_generated_text_is_an_error(payload: object) -> None:
+    server = Script(httpx.Response(200, json={"models": ["tales"]}), httpx.Response(200, json=payload))
+    with pytest.raises(OfframpError, match="does not answer as Offramp does"):
+        client_of(server)[0].generate("Once")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "words"),
+    [
+        (200, 'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n', OfframpError, "before its end"),
+        (200, 'data: {"choices"\n', OfframpError, "server/v1/completions does not answer as Offramp does: "),
+        (404, "{}", UnknownModelError, "HTTP 404 from the server"),
+    ],
+)
+def test_a_stream_that_ends_early_is_an_error(status: int, body: str, error: type[Exception], words: str) -> None:
+    server = Script(httpx.Response(200, json={"models": ["tales"]}), httpx.Response(status, text=body))
+    with pytest.raises(error, match=words):
+        list(client_of(server)[0].stream("Once"))
 
 
 def test_errors_name_an_unreachable_server_unless_it_starts_in_time() -> None:
@@ -264,11 +285,12 @@ def test_errors_name_an_unreachable_server_unless_it_starts_in_time() -> None:
 @pytest.mark.parametrize("server", [{"name": "film"}, {"name": "offramp", "models": ["film"]}])
 def test_metadata_asks_the_server_which_model_it_serves(server: dict[str, object]) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=server if request.url.path == "/v2" else {"path": request.url.path})
+        of_path = {"name": request.url.path, "inputs": [{"name": "x", "datatype": "FP32"}], "outputs": []}
+        return httpx.Response(200, json=server if request.url.path == "/v2" else of_path)
 
     client, _ = client_of(handler)
-    assert client.metadata() == {"path": "/v2/models/film"}
-    assert client.metadata("../a?b") == {"path": "/v2/models/../a?b"}
+    assert client.metadata()["name"] == "/v2/models/film"
+    assert client.metadata("../a?b")["name"] == "/v2/models/../a?b"
 
 
 async def test_the_asynchronous_client_gives_the_same_answers() -> None:
@@ -327,9 +349,9 @@ def test_another_server_at_the_address_is_an_error(call: str) -> None:
     with pytest.raises(OfframpError, match="http://server does not answer as Offramp does: '<html>"):
         getattr(client_of(Script(httpx.Response(200, text="<html>")))[0], call)()
     other, _ = client_of(Script(httpx.Response(200, json={"name": "llama", "inputs": [], "data": [{"id": "llama"}]})))
-    with pytest.raises(OfframpError, match="the server describes no model of Offramp: "):
+    with pytest.raises(OfframpError, match=r"Offramp does: .*; data.0.offramp: Field required"):
         other.generates()
-    with pytest.raises(OfframpError, match=r"the server's metadata does not describe a model: .'name': 'llama'"):
+    with pytest.raises(OfframpError, match=r"Offramp does: .'name': 'llama'.*; inputs: List should have at least 1"):
         other.predict(np.zeros(3))
 
 
@@ -342,7 +364,7 @@ def test_a_key_or_request_id_that_no_header_can_hold_is_refused_without_quoting_
 
 
 SIDES = {"model": "intents", "default": "1"}
-ROW = {"name": "intents", "version": "2", "reason": ""}
+ROW = {"name": "intents", "version": "2"}
 
 
 class FakeServer:
@@ -377,6 +399,9 @@ def test_loading_waits_until_the_version_is_ready_or_did_not_start() -> None:
     client, _ = client_of(FakeServer("LOADING", "UNAVAILABLE"))
     with pytest.raises(OfframpError, match="version '2' of 'intents' did not start: why"):
         client.load("intents", "2")
+    silent = Script(httpx.Response(200, json={}), httpx.Response(200, json=[ROW | {"state": "UNAVAILABLE"}]))
+    with pytest.raises(OfframpError, match="did not start: no reason told"):
+        client_of(silent)[0].load("intents", "2")
     client, _ = client_of(lambda request: httpx.Response(403, json={"error": "not by HTTP"}))
     with pytest.raises(InputError, match=r"^not by HTTP"):
         client.versions()
