@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from deployments.choices import Settings
 from earlyexit.data.strict import StrictDocument
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, raising
 
 KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 
@@ -119,11 +119,9 @@ def read_keys(access: AccessSettings, environment: Mapping[str, str] = os.enviro
 def read_secret(path: Path) -> str:
     """Returns a file's text; raises InputError if it cannot be read, or if all users of the machine may read it."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with raising(InputError, f"{path}", OSError), path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
                 raise InputError(f"{path}: all users of this machine may read it; try: chmod 600 {path}")
             return file.read()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None  # the cause would quote the bytes

@@ -18,11 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PERSONS = re.compile(r"\b(who|whom|whoever|nobody|somebody|anybody|everybody)\b", flags=re.IGNORECASE)
-OF_PEOPLE = frozenset(
-    {
-        "**For whom:** teams",
-    }
-)
+OF_PEOPLE = frozenset({"**For whom:** teams"})
 """Phrases that speak of people; words inside of them are not counted."""
 FOLDERS = (
     *("README.md", "CHANGELOG.md", "docs", "examples", "experiments", "tests"),

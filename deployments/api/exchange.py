@@ -36,6 +36,7 @@ from earlyexit.errors import (
     PayloadTooLargeError,
     RetryableError,
     UnauthorizedError,
+    raising,
 )
 
 COMPRESSIONS = (b"gzip", b"x-gzip", b"deflate")
@@ -162,10 +163,8 @@ class HttpRequest(Request):
 
     def _decompress(self, body: bytes) -> bytes:
         decompressor = zlib.decompressobj(ANY_WINDOW)
-        try:
+        with raising(InputError, "the body is not gzip or deflate", zlib.error):
             content = decompressor.decompress(body, self._bodies.max_bytes + 1)
-        except zlib.error as error:
-            raise InputError(f"the body is not gzip or deflate: {error}") from error
         self._bodies.check(len(content))
         if not decompressor.eof:
             raise InputError("the compressed body is cut off")

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from deployments.api.operations import EXIT, MAX_DIGITS, InferRequest, Signature, T, V2Body, V2Input, parse_body
 from earlyexit.codecs.base import Columns
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, raising
 from earlyexit.network.boundary import DATATYPES, Answer, Column, parse_numbers
 from earlyexit.tasks.base import Task, ValueArray
 
@@ -215,10 +215,8 @@ def _elements(content: Content, datatype: str, shape: list[int], where: str) -> 
     if not isinstance(content, list):
         return unpack_elements(datatype, content, where)
     is_text = datatype == "BYTES"
-    try:
+    with raising(InputError, f"{where}.data", ValueError):
         array = np.array(content, dtype=object) if is_text else parse_numbers(content, datatype)
-    except ValueError as error:
-        raise InputError(f"{where}.data: {error}") from error
     flat = array.reshape(-1)
     is_ragged = is_text and any(isinstance(each, list) for each in flat)
     if is_ragged or (array.ndim > 1 and list(array.shape) != shape):

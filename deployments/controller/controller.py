@@ -24,7 +24,7 @@ from deployments.settings import ServeSettings, initial_replicas
 from deployments.wire.controller_link import CONTROLLER
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import WallClock
-from earlyexit.errors import OfframpError
+from earlyexit.errors import OfframpError, raising
 from earlyexit.network.store import check_prunable, read_card
 from optimizer.plans.plan import PlacedPlan, deployment_name
 from optimizer.plans.plan_file import ModelShape, parse_plan
@@ -117,10 +117,8 @@ class RayFleet(DeploymentHandles, ServiceFleet):
         """The labels that a node must have, by accelerator type that the application may use."""
 
     async def scale(self, device: str, replicas: int) -> None:
-        try:
+        with raising(OfframpError, f"{device} was not scaled to {replicas}", OfframpError):
             await scale_deployment(self._app, deployment_name(device), replicas)
-        except OfframpError as error:
-            raise OfframpError(f"{device} was not scaled to {replicas}: {error}") from error
 
     async def running(self) -> dict[str, int]:
         deployments = (await find_applications())["applications"][self._app]["deployments"]

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from deployments.wire.messages import Interval
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, raising
 from optimizer.live.plan_changes import Trial
 from optimizer.live.stragglers import RestingReplica
 from optimizer.plans.plan import PlacedPlan, Stage
@@ -79,10 +79,8 @@ INTERVAL = TypeAdapter(Interval)
 
 def parse_state(document: Any) -> State:
     """Reads a state from plain data. Raises DataError, and PlanError for plans that this version refuses."""
-    try:
+    with raising(DataError, "the stored state of the controller cannot be read", ValidationError, KeyError, TypeError):
         return STATE.validate_python(document)
-    except (ValidationError, KeyError, TypeError) as error:
-        raise DataError(f"the stored state of the controller cannot be read: {error}") from error
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -124,7 +122,7 @@ class History:
         """Opens or creates the file. Raises DataError for a file of another version, application or format."""
         if not path.parent.is_dir():
             raise DataError(f"{path} cannot be used for the controller's history: there is no folder {path.parent}")
-        try:
+        with raising(DataError, f"{path} cannot be used for the controller's history", sqlite3.Error, UnicodeError):
             # Serve may create and run a replica in different threads, but never uses two at a time.
             connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
             connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # readers refuse damaged text
@@ -135,8 +133,6 @@ class History:
             with connection:  # all or nothing: a file without an owner would be refused
                 connection.executescript(f"BEGIN; {TABLES}")
                 connection.executemany("INSERT OR IGNORE INTO file VALUES (?, ?)", owner.items())
-        except (sqlite3.Error, UnicodeError) as error:
-            raise DataError(f"{path} cannot be used for the controller's history: {error}") from error
         return cls(connection)
 
     @classmethod

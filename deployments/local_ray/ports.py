@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from threading import Thread
 
-from earlyexit.errors import OfframpError
+from earlyexit.errors import OfframpError, raising
 
 LINGER_S = 60.0
 """Most seconds for which HAProxy and Ray's agent outlive a killed service."""
@@ -135,11 +135,9 @@ def take_listener(path: str) -> socket.socket:
     """Returns the listening socket of the process that holds it; raises OfframpError if there is none."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(HANDOVER_TIMEOUT_S)
-        try:
+        with raising(OfframpError, f"the listening socket cannot be received at {path}", OSError):
             client.connect(path)
             greeting, descriptors, _, _ = socket.recv_fds(client, len(GREETING), 1)
-        except OSError as error:
-            raise OfframpError(f"the listening socket cannot be received at {path}: {error}") from error
     if greeting != GREETING or len(descriptors) != 1:
         raise OfframpError(f"the listening socket was not handed over at {path}")
     listener = socket.socket(fileno=descriptors[0])
@@ -152,10 +150,8 @@ def take_listener(path: str) -> socket.socket:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    try:
+    with raising(OfframpError, f"{host} is not an address", OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise OfframpError(f"{host} is not an address: {error}") from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier service may linger

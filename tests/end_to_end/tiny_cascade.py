@@ -104,13 +104,7 @@ class TinyCascade:
         as_of_one = controlled_service(of_one)
         problem = tiny_problem(RAMPS, [1.0, 0.8, 0.6, 0.6, 0.4, 0.4], networks=list(NETWORKS))
         assert as_of_one.control is not None
-        control = as_of_one.control.model_copy(
-            update={
-                "problem": problem,
-                "policy": self.policy,
-                "period_s": NEVER_S,
-            }
-        )
+        control = as_of_one.control.model_copy(update={"problem": problem, "policy": self.policy, "period_s": NEVER_S})
         changes = {"app": "cascade", "plan": self.cascade, "control": control, "probe_share": 0.0}
         return as_of_one.model_copy(update={**changes, "max_timeout_s": TIMEOUT_S})
 

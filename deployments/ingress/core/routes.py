@@ -211,16 +211,15 @@ class StageReplicas(Generic[ReplicaT]):
     def assign(self, weight: int, batch: int, batch_s: float, now_s: float, *, fills: bool) -> ReplicaLoad[ReplicaT]:
         """Assigns a call to an idle replica or the one that is free first, and returns it. There must be a replica.
 
-        `weight` and `batch`: see `weight_of`. `batch_s`: the expected seconds of a call. `fills`: the call goes to the
-        best replica by `filling_rank` instead.
+        `weight` and `batch`: see `weight_of`. `batch_s`: the expected seconds of a call; 0: unknown. `fills`: the call
+        goes to the best replica by `filling_rank` instead.
         """
         if fills:
             chosen = min(self._available, key=lambda each: filling_rank(each.load, weight, batch))
         else:
             idle = next((each for each in self._available if not each.load), None)
-            chosen = idle or min(self._available, key=lambda each: (each.busy_s(batch, batch_s, now_s), each.load))
-        if not chosen.load:
-            chosen.since_s = now_s
+            chosen = idle or min(self._available, key=lambda each: each.busy_s(batch, batch_s or 1.0, now_s))
+        chosen.since_s = chosen.since_s if chosen.load else now_s
         chosen.load += weight
         return chosen
 

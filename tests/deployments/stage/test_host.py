@@ -276,9 +276,7 @@ async def test_a_traced_input_whose_batch_fails_shows_both_runs(settings: ServeS
     assert runs == {"a": [], "b": [2, 1]}
 
 
-async def test_a_replica_is_unhealthy_if_its_device_always_fails_hangs_or_has_ended(
-    settings: ServeSettings,
-) -> None:
+async def test_a_replica_is_unhealthy_if_its_device_always_fails_hangs_or_has_ended(settings: ServeSettings) -> None:
     class Broken(RecordedRunner):
         def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
             raise MemoryError("no device")

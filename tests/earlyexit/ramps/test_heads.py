@@ -171,13 +171,7 @@ def test_maps_are_pooled_to_means_or_grids_of_means_per_channel() -> None:
 
 @pytest.mark.parametrize(
     ("row", "pooling"),
-    [
-        ((6,), "mean"),
-        ((6,), "grid"),
-        ((6, 9), "first"),
-        ((6, 9, 3), "grid"),
-        ((2, 4, 5, 6), "grid"),
-    ],
+    [((6,), "mean"), ((6,), "grid"), ((6, 9), "first"), ((6, 9, 3), "grid"), ((2, 4, 5, 6), "grid")],
     ids=str,
 )
 def test_the_size_is_that_of_what_is_pooled(row: tuple[int, ...], pooling: Pooling) -> None:

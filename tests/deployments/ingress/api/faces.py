@@ -167,11 +167,7 @@ def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str 
     settings = ServeSettings.model_validate({"model": "none", "plan": placed.plan})
     facts = ServiceFacts(card=backend.card, settings=settings)
     state = StateRoutes(facts, core, backend.ask_all, FakeController("offramp"), ManualClock())
-    routes = (
-        FakeRoutes(backend.versions, None),
-        state,
-        LivePage(state.event, ManualClock(), max_connected_s=0.0),
-    )
+    routes = (FakeRoutes(backend.versions, None), state, LivePage(state.event, ManualClock(), max_connected_s=0.0))
     app = build_api(backend, *routes, gate=gate, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 

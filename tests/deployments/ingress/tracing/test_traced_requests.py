@@ -100,11 +100,7 @@ async def test_an_rpc_is_traced_like_an_http_request_and_returns_its_trace(tmp_p
     assert root.names == ["prepare", "input", "reply"]
     assert lasting(root) == pytest.approx(root.seconds, rel=1e-3)
     assert context.trailing == [("x-request-id", "r-7"), ("traceparent", f"00-{TRACE}-{root.span_id}-01")]
-    assert (bad.names, bad.failed, bad.attributes["rpc.response.status_code"]) == (
-        ["prepare"],
-        False,
-        "NOT_FOUND",
-    )
+    assert (bad.names, bad.failed, bad.attributes["rpc.response.status_code"]) == (["prepare"], False, "NOT_FOUND")
 
 
 async def test_a_callers_trace_is_continued_and_returned(tmp_path: Path, receiver: Receiver) -> None:
