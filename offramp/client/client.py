@@ -340,7 +340,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         return list(await self._call("index", {}, list[Row]))
 
     async def plan(self) -> dict[str, Any]:
-        """Returns the plan in force, and the reason for it."""
+        """Returns the plan in force, and from a service with a controller the reason for it."""
         return dict(await self._call("plan", kind=_PLAN))
 
     async def canary(self) -> dict[str, Any]:
