@@ -161,7 +161,7 @@ class ReplicaLoad(Generic[ReplicaT]):
     """Whether the replica hosts the stage and accepts calls."""
 
     def busy_s(self, batch: int, batch_s: float, now_s: float) -> float:
-        """Returns about how many seconds its calls still take: the rest of a batch, and all inputs in full batches."""
+        """Returns about how many seconds its calls still take: the rest of its batch, and its load in full batches."""
         return max(0.0, self.since_s + batch_s - now_s) + self.load / batch * batch_s
 
 
@@ -219,7 +219,8 @@ class StageReplicas(Generic[ReplicaT]):
         else:
             idle = next((each for each in self._available if not each.load), None)
             chosen = idle or min(self._available, key=lambda each: each.busy_s(batch, batch_s or 1.0, now_s))
-        chosen.since_s = chosen.since_s if chosen.load else now_s
+        if not chosen.load:
+            chosen.since_s = now_s
         chosen.load += weight
         return chosen
 
@@ -230,8 +231,7 @@ class StageReplicas(Generic[ReplicaT]):
 
         New sequences go to the replica with the fewest. All sequences of a call have the same replica. Raises
         SequenceLostError if it no longer accepts new calls: a draining replica does not keep its sequences until they
-        end, because that would delay its removal. Restarting a sequence on another replica costs one pass over its
-        tokens.
+        end, because that would delay its removal. Restarting a sequence elsewhere costs one pass over its tokens.
         """
         keeper = placements[0].keepers.get(slot)
         if keeper is not None:

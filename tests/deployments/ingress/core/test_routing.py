@@ -75,8 +75,8 @@ def test_calls_go_to_the_replica_that_is_free_first() -> None:
         for known, load, began_s in zip(stage._known.values(), loads, since_s, strict=True):
             known.load, known.since_s = load, began_s
         chosen = stage.assign(4, BATCH, 1.0, 10.0, fills=False)
-        assert (chosen.replica.name, chosen.load) == (str(best), loads[best] + 4), name
-        assert chosen.since_s == (since_s[best] if loads[best] else 10.0), name
+        expected = str(best), loads[best] + 4, since_s[best] if loads[best] else 10.0
+        assert (chosen.replica.name, chosen.load, chosen.since_s) == expected, name
 
 
 def test_new_sequences_go_to_the_replica_with_the_fewest_or_fill_those_that_share_processors() -> None:
@@ -132,6 +132,8 @@ def test_tokens_and_inputs_rank_replicas_equally_if_all_inputs_are_equally_long(
     parts = [weight_of(budget, 1, length)[0] * load for load in loads]
     weighed = weight_of(budget, min(weight, batch), min(weight, batch) * length)
     assert ranked(parts, *weighed) == ranked(loads, min(weight, batch), batch)
+    busy_s = [ReplicaLoad(Up("a"), load).busy_s(weighed[1], 1.0, 0.0) for load in parts]
+    assert busy_s == [ReplicaLoad(Up("a"), load).busy_s(batch, 1.0, 0.0) for load in loads]
 
 
 WHAT = st.sampled_from(["send", "send", "send", "end", "offer"])

@@ -102,9 +102,7 @@ async def test_answers_of_a_malformed_part_are_delivered() -> None:
     assert (scene.answered, scene.core.num_unanswered) == ("abc", 0)
 
 
-async def test_a_call_that_cannot_be_sent_is_retried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_call_that_cannot_be_sent_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     failures = [ValueError("it cannot be sent")]
 
