@@ -190,7 +190,7 @@ class OnnxSegments(SegmentRunner):
             return self._model.run(segment, piece)
         session, names = found
         values = dict(zip(before, piece.tensors, strict=True))
-        layout = Layout(piece.lengths_B, self._model.device, self._attention)
+        layout = piece.layout(self._attention)
         feeds = {name: values[name] if name in values else getattr(layout, name) for name in names}
         if self._model.device.type == "cuda":
             results = self.room_for(segment, len(piece), int(piece.lengths_B.sum()))

@@ -161,14 +161,10 @@ class EarlyExitModel(nn.Module, SegmentRunner):
         return self.backbone.boundary(block - 1) if block else self.backbone.inputs
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        return self.compute(segment, piece.tensors, self.layout(piece.lengths_B))
+        return self.compute(segment, piece.tensors, piece.layout(self.attention))
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         self.backbone.prepare({(each.first, each.end) for each in segments}, self.device)
-
-    def layout(self, lengths_B: Lengths) -> Layout:
-        """Returns the layout of packed inputs of these lengths."""
-        return Layout(lengths_B, self.device, self.attention)
 
     def compute(self, segment: Segment, values: Tensors, layout: Layout) -> tuple[Tensors, Tensor | None]:
         """Computes a segment like `run`, for tensors with a known layout."""
@@ -336,7 +332,7 @@ class Foreseen(ExitOutput):
     @cached_property
     def gathered(self) -> Tensor:
         """The input of the ramp's head, (B, ...), on the device where it was computed."""
-        return self._network.gathered(self._ramp, self._after, self._network.layout(self._before.lengths_B))
+        return self._network.gathered(self._ramp, self._after, self._before.layout(self._network.attention))
 
     @cached_property
     def score_B(self) -> Tensor:
@@ -345,7 +341,7 @@ class Foreseen(ExitOutput):
             head = self._network.exit_head(self._ramp)
             assert isinstance(head, NormedRamp)
             return to_host(head.foresee(self.gathered).float().sigmoid())
-        layout = self._network.layout(self._before.lengths_B)
+        layout = self._before.layout(self._network.attention)
         before = self._network.gathered(self._ramp, self._before.tensors, layout)
         similarity_B = torch.cosine_similarity(before.flatten(1).float(), self.gathered.flatten(1).float())
         return to_host(similarity_B.clamp(0, 1))
@@ -457,7 +453,7 @@ class Cut:
         """Runs the model's last blocks, and the shared head once for their outputs and inputs that wait for it."""
         model = self._model
         assert model is not None
-        last, layout = model.num_blocks - 1, model.layout(piece.lengths_B)
+        last, layout = model.num_blocks - 1, piece.layout(model.attention)
         hidden = model.run_blocks(segment.first, segment.end, piece.tensors, layout)
         last_BD = model.before_head(last, model.gathered(last, hidden, layout))
         assert last_BD is not None, "the full model has the head that its ramps share"

@@ -7,7 +7,7 @@ of the longest input, R rows of attention, D hidden, H heads, C classes, E exits
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,9 +41,17 @@ class Piece:
     attention that every token has received so far."""
     state_BS: Tensor
     """The exit policy's state, such as PABEE's counter, one row per input; S = 0 for policies without state."""
+    layouts: dict[Attention, Layout] = field(default_factory=dict, repr=False, compare=False)
+    """The layouts of these inputs so far. Later segments with the same inputs use them again."""
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    def layout(self, attention: Attention) -> Layout:
+        """Returns the layout of the inputs."""
+        if attention not in self.layouts:
+            self.layouts[attention] = Layout(self.lengths_B, self.state_BS.device, attention)
+        return self.layouts[attention]
 
     def select(self, keep: Sequence[int]) -> Piece:
         """Returns the inputs at the given positions, in the given order."""
@@ -55,6 +63,7 @@ class Piece:
             sample_ids=tuple(self.sample_ids[k] for k in keep),
             lengths_B=lengths_K,
             tensors=tuple(pick(values) for values in self.tensors),
+            layouts={},
             state_BS=self.state_BS[index_K] if self.state_BS.shape[1] else self.state_BS[: len(keep)],
         )
 
@@ -224,7 +233,7 @@ class Layout:
     @cached_property
     def place_N(self) -> Tensor:
         """The index of every token in the padded form flattened to B * T, int64."""
-        return self._tensor(self._samples() * self.longest + self._positions())
+        return self._tensor(self._places)
 
     @cached_property
     def mask_BT(self) -> Tensor:
@@ -332,7 +341,13 @@ class Layout:
         return flat if self.uniform else flat[self.place_N]
 
     @cached_property
+    def _places(self) -> npt.NDArray[np.int64]:
+        return self._samples() * self.longest + self._positions()
+
+    @cached_property
     def _row_places(self) -> npt.NDArray[np.int64]:
+        if not self._shares_rows:
+            return self._places
         order = np.concatenate(self.slots)
         sizes_R = np.array([len(slot) for slot in self.slots])
         before = np.cumsum(self.lengths_B[order]) - self.lengths_B[order]
