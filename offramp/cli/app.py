@@ -149,7 +149,7 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     choices = get_args(value_type) if get_origin(value_type) is Literal else field.examples
     if choices:
         option["autocompletion"] = lambda incomplete: [each for each in choices if each.startswith(incomplete)]
-    if get_origin(value_type) is Literal or is_dataclass(value_type):
+    if get_origin(value_type) in (Literal, dict) or is_dataclass(value_type):
         value_type = str  # which the model parses
     elif get_origin(value_type) is tuple and _base_type(get_args(value_type)[0]) in (int, float):
         value_type, default = str, default and ",".join(map(str, default))  # numbers separated by commas

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError
 from pydantic_core import PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
@@ -322,6 +322,8 @@ class PlanJob(SearchOptions):
     The exit status is 3 if no plan meets the problem. The output then names the binding limit, and limits with a plan.
     """
 
+    objective: Json[dict[str, Any]] | None = None
+    """Objective as JSON, such as {"minimize": "cost", "rate_per_s": 2000}. None: the problem file's."""
     order: Order = None
     strategy: Strategy = "best"
     """Search space of the planner: best, or one of its parts: stock, early-exit, e3, serial, apparate, pame."""

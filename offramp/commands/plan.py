@@ -386,7 +386,7 @@ def run(job: PlanJob) -> None:
     """Plans, writes the requested files, and prints the plan."""
     if job.plot is not None:
         check_picture(job.plot)
-    files = read_problems(job.problem)
+    files = read_problems(job.problem, job.objective)
     if job.batch_limit is not None:
         files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
     files = tuple(replace(file, order=job.order or file.order) for file in files)
@@ -494,8 +494,7 @@ def stage_table(title: str, planned: Planned) -> Table:
 
 def what_if_table(problem: PlanProblem, axis: Axis, found: Sequence[Mapping[str, Any]]) -> Table:
     """Returns a table with a row per value: figures of the best plan, and the objective of every other strategy."""
-    if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
-        problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # as `variants` does
+    problem = replace(problem, objective=variants(problem, axis)[0].objective)  # it may differ from the file's
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
     columns = {MaximizeRate: "rate /s", MinimizeCost: "USD/h", MinimizeLatency: "mean ms"}
     column = columns[type(problem.objective)]  # of `_decision_cells`

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -49,6 +49,7 @@ from optimizer.problems.networks import with_slower_networks
 from optimizer.problems.problem import (
     IN_TIME,
     Ingresses,
+    InTime,
     Link,
     MaximizeRate,
     MinimizeCost,
@@ -102,18 +103,17 @@ class AccuracyDocument(StrictDocument):
     """For a chain calibrated with `--prune`: whether words are pruned between its networks. None: if plans improve."""
 
 
-class CostDocument(StrictDocument):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostDocument(MinimizeCost):
     """Find the cheapest plan that serves the forecast rate."""
 
-    minimize: Literal["cost"] = "cost"
-    rate_per_s: Rate | None = None
+    rate_per_s: Rate | None = None  # type: ignore[assignment]  # `at` gives a rate
     """Rate of the first plan, before there is a forecast. None: the highest rate that the accelerators serve."""
-    in_time: float = Field(default=IN_TIME, ge=0, lt=1)
-    """Share of inputs that must be in time if arrivals are random. 0: no queues, as in E3."""
+    in_time: InTime = IN_TIME
 
     def at(self, rate_per_s: float | None) -> MinimizeCost | MaximizeRate:
         """Returns the objective at a rate; the highest rate while none is known."""
-        return MaximizeRate() if rate_per_s is None else MinimizeCost(rate_per_s=rate_per_s, in_time=self.in_time)
+        return MaximizeRate() if rate_per_s is None else MinimizeCost(**{**asdict(self), "rate_per_s": rate_per_s})
 
 
 class PlannerDocument(PartDocument, PlanningSettings):
@@ -620,12 +620,10 @@ def _given_plan(parts: ServiceParts) -> Plan | None:
 def scaled_problem(problem: PlanProblem, scale: float) -> PlanProblem:
     """Returns the problem with all times multiplied by `scale`, which turns emulated seconds into real ones."""
     link = problem.link
-    if problem.required_per_s is not None:
-        problem = problem.with_rate(problem.required_per_s / scale)
     ingress = problem.ingress
     with within("cluster", "time_scale"):
         return replace(
-            problem,
+            problem.with_rate((problem.required_per_s or 0.0) / scale),
             ingress=ingress and replace(ingress, inputs_per_s=ingress.inputs_per_s / scale),
             latency={name: table.times(scale) for name, table in problem.latency.items()},
             link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / scale, delay_s=link.delay_s * scale),

@@ -188,7 +188,7 @@ def _evaluate_parallel(
         latency_s=max(each.latency_s for each in alone),
         mean_latency_s=sum(share * each.mean_latency_s for each, share in zip(alone, shares, strict=True)),
         ramp_overhead=sum(share * each.ramp_overhead for each, share in zip(alone, shares, strict=True)),
-        usd_per_hour=sum(each.usd_per_hour for each in alone),
+        usd_per_hour=problem.usd_of(replicas_of(stage for chain in chains for stage in chain)),
         splits=tuple(
             replace(split, stage_index=start + split.stage_index)
             for each, start in zip(alone, starts, strict=False)
@@ -257,7 +257,7 @@ class _ChainCost:
             mean_latency_s=sum(each.unanswered_s for each in splits)
             + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
             ramp_overhead=whole.ramp_s / (whole.inside_s - whole.ramp_s),
-            usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
+            usd_per_hour=problem.usd_of(replicas_of(stages)),
             splits=splits,
             stages=tuple(each.per_input(self.mean) for each in figures),
             sequences=sequence_figures(problem, stages, served_per_s, latency_s, hops_s) if with_steps else None,
@@ -321,7 +321,10 @@ def objective_value(problem: PlanProblem, figures: Evaluation) -> float:
     """Returns the value of the objective: a rate per second, USD per hour, or seconds."""
     if isinstance(problem.objective, MaximizeRate):
         return figures.rate_per_s
-    return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.mean_latency_s
+    if isinstance(problem.objective, MinimizeCost):
+        return figures.usd_per_hour
+    mean, worst = problem.time_weights
+    return mean * figures.mean_latency_s + (worst * figures.latency_s if worst else 0.0)  # which may be infinite
 
 
 def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from earlyexit.data.images import check_file
 from earlyexit.data.source_file import Source, StrictDocument, adapter_of, read_source
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.queue import DEFAULT, OrderSpec
-from earlyexit.errors import PlanError, within
+from earlyexit.errors import PlanError, raising, within
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.store import ModelCard
 from optimizer.plans.plan import PlacedPlan, Plan, PolicySpec, RampKey, Stage, chains_of, with_splits
@@ -272,7 +272,5 @@ def policy_document(policy: PolicySpec) -> dict[str, Any]:
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes a plan as YAML; raises PlanError if the file cannot be written."""
-    try:
+    with raising(PlanError, f"{path}: cannot be written", OSError):
         path.write_text(yaml.safe_dump(plan_document(plan), sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be written: {error.strerror}") from error

@@ -6,14 +6,14 @@ or batches with the losses of each input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Discriminator, Field, Tag, ValidationInfo
+from pydantic import Field, Tag, ValidationInfo
 
 from cluster.devices import EMULATED
 from earlyexit.data.strict import StrictDocument, checked
@@ -27,7 +27,7 @@ from optimizer.calibration.calibration_file import (
     records_of,
 )
 from optimizer.plans.plan import RampKey
-from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem import PlanProblem, forms
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from profiles.lengths import Lengths, read_lengths
@@ -35,20 +35,6 @@ from profiles.networks import alone_of
 from profiles.records import ExitRecords, RecordedBatches
 from profiles.records_table import read_records
 from profiles.table import MAX_BATCH, LatencyTable
-
-
-# Tags are in angle brackets because pydantic puts them into the paths of errors, where they could be read as fields.
-def form_tag(value: Any) -> str | None:
-    """Returns the tag of the union member that parses this value, or None if no union has such a member."""
-    for kind, tag in ((Mapping, "<mapping>"), (list, "<list>"), (str, "<file>")):
-        if isinstance(value, kind):
-            return tag
-    return "<one>" if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def forms(allowed: str, tag_of: Callable[[Any], str | None] = form_tag) -> Discriminator:
-    """Returns a discriminator that selects a union's member by tag. `allowed` describes the members in messages."""
-    return Discriminator(tag_of, custom_error_type="form", custom_error_message=f"Input should be {allowed}")
 
 
 class PublishedDocument(StrictDocument):

@@ -35,6 +35,7 @@ UsdPerHour = Annotated[float, Field(ge=0, le=1e12)]
 Latency = Annotated[float, Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)]
 Slack = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
+InTime = Annotated[float, Field(ge=0, lt=1)]
 MOST_NETWORKS = 6
 """Networks of a cascade. Each subset that contains the last network is planned as a problem of its own: at most 32."""
 
@@ -111,7 +112,7 @@ class MinimizeCost(FromFile):
 
     minimize: Literal["cost"] = "cost"
     rate_per_s: Rate
-    in_time: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    in_time: InTime = 0.0
     """Share of inputs that must be in time if arrivals are random. 0: no queues, as in E3."""
 
 
@@ -133,7 +134,25 @@ class MinimizeLatency(FromFile):
             raise PlanError(f"ramp_budget must be a finite number above 0, not {self.ramp_budget}")
 
 
+class MinimizeWorstCase(MinimizeLatency):
+    """Find the plan with the least worst-case latency. It is no objective of files, but tells which SLO has a plan."""
+
+
 Objective = MaximizeRate | MinimizeCost | MinimizeLatency
+
+
+# Tags are in angle brackets because pydantic puts them into the paths of errors, where they could be read as fields.
+def form_tag(value: Any) -> str | None:
+    """Returns the tag of the union member that parses this value, or None if no union has such a member."""
+    for kind, tag in ((Mapping, "<mapping>"), (list, "<list>"), (str, "<file>")):
+        if isinstance(value, kind):
+            return tag
+    return "<one>" if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def forms(allowed: str, tag_of: Callable[[Any], str | None] = form_tag) -> Discriminator:
+    """Returns a discriminator that selects a union's member by tag. `allowed` describes the members in messages."""
+    return Discriminator(tag_of, custom_error_type="form", custom_error_message=f"Input should be {allowed}")
 
 
 def _objective_in_file(value: Any) -> Any:
@@ -145,9 +164,8 @@ def _objective_in_file(value: Any) -> Any:
 
 
 def _objective_tag(value: Any) -> str | None:
-    if not isinstance(value, Mapping):
-        return None
-    return f"<minimize {value['minimize']}>" if "minimize" in value else "<maximize>" if "maximize" in value else None
+    given = value if isinstance(value, Mapping) else {}
+    return f"<minimize {given['minimize']}>" if "minimize" in given else "<maximize>" if "maximize" in given else None
 
 
 Cost = TypeVar("Cost")
@@ -155,11 +173,10 @@ ObjectiveWith = Annotated[
     Annotated[MaximizeRate, Tag("<maximize>")]
     | Annotated[Cost, Tag("<minimize cost>")]
     | Annotated[MinimizeLatency, Tag("<minimize latency>")],
-    Discriminator(
-        _objective_tag,
-        custom_error_type="form",
-        custom_error_message="Input should be {maximize: rate}, {minimize: cost, rate_per_s: ..., in_time: ...} or "
+    forms(
+        "{maximize: rate}, {minimize: cost, rate_per_s: ..., in_time: ...} or "
         "{minimize: latency, rate_per_s: ..., ramp_budget: ...}",
+        _objective_tag,
     ),
     BeforeValidator(_objective_in_file),
 ]
@@ -301,10 +318,17 @@ class PlanProblem:
         """The number of accelerators of each type, in the order of `device_names`."""
         return np.array([self.devices[name].count for name in device_names(self)], dtype=np.float64)
 
+    def usd_of(self, used: Mapping[str, Any]) -> Any:
+        """Returns the USD per hour of numbers of replicas by accelerator type; arrays of numbers give an array.
+
+        Searches bound it by `usd_C`, so the first replica of a type must not be cheaper than a further one.
+        """
+        return sum((number * self.devices[name].usd_per_hour for name, number in used.items()), 0.0)
+
     @property
     def usd_C(self) -> FloatArray:
-        """The price per hour of an accelerator of each type."""
-        return np.array([self.devices[name].usd_per_hour for name in device_names(self)], dtype=np.float64)
+        """The USD per hour of a further replica of each type."""
+        return np.array([self.usd_of({name: 2}) - self.usd_of({name: 1}) for name in device_names(self)], dtype=float)
 
     @property
     def in_time(self) -> float:
@@ -314,9 +338,14 @@ class PlanProblem:
         return 0.0
 
     @property
+    def time_weights(self) -> tuple[float, float]:
+        """Weights of the mean answer time and of the worst-case latency in the time that is minimized."""
+        return (0.0, 1.0) if isinstance(self.objective, MinimizeWorstCase) else (1.0, 0.0)
+
+    @property
     def max_usd_per_hour(self) -> float:
         """The cost of all devices, or the budget if it is lower."""
-        total = sum(supply.count * supply.usd_per_hour for supply in self.devices.values())
+        total: float = self.usd_of({name: supply.count for name, supply in self.devices.items()})
         return total if self.budget_usd_per_hour is None else min(total, self.budget_usd_per_hour)
 
     @property

@@ -90,9 +90,13 @@ def read_problem(path: Path) -> ProblemFile:
     return read_problems(path)[0]
 
 
-def read_problems(path: Path) -> tuple[ProblemFile, ...]:
-    """Reads a problem file once for each calibration of the model folder that `survival` names, its own first."""
-    return _build(read_source(path, PlanError), path.parent)
+def read_problems(path: Path, objective: Mapping[str, Any] | None = None) -> tuple[ProblemFile, ...]:
+    """Reads a problem file for each calibration of its model folder, its own first. `objective` replaces the file's."""
+    source = read_source(path, PlanError)
+    if objective is not None and isinstance(source.document, Mapping):
+        document = {**source.document, "objective": objective}
+        source = replace(source, document=document, where=f"--objective for {path}")
+    return _build(source, path.parent)
 
 
 def parse_problem(document: object, *, where: str = "problem", folder: Path = Path()) -> ProblemFile:

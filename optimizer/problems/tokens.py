@@ -29,9 +29,8 @@ def in_tokens(problem: PlanProblem) -> PlanProblem:
     """Returns the problem in which each token is an input; raises PlanError if no measured batch holds a mean input."""
     lengths = _lengths(problem)
     latency = {device: _table_in_tokens(problem, device) for device in problem.devices}
-    rate_per_s = problem.required_per_s
     return replace(
-        problem if rate_per_s is None else problem.with_rate(rate_per_s * lengths.mean),
+        problem.with_rate((problem.required_per_s or 0.0) * lengths.mean),
         latency=latency,
         survival_N=token_survival_N(problem),
         bytes_per_sample_N=tuple(each / bytes_length(problem) for each in problem.bytes_per_sample_N),

@@ -143,9 +143,8 @@ def search_chains(problem: PlanProblem, space: Space) -> Found:
 def find_chains(problem: PlanProblem, space: Space, most: int) -> list[CandidateChain]:
     """Returns up to `most` chains that good mixtures of a problem may use."""
     relaxation = solve_relaxation(problem, space)
-    if relaxation is None:
-        return []
-    return most_promising(ChainSearch.of(relaxation).candidates()[1], most)
+    found = [] if relaxation is None else ChainSearch.of(relaxation).candidates()[1]
+    return most_promising(found, most)
 
 
 @dataclass(slots=True)

@@ -150,7 +150,8 @@ class ExactSearch:
                 if best is None and self.space.splits_per_stage:
                     return replace(self._simpler().highest_rate(any_plan=any_plan), bound=high)
                 return self._found(best, high)
-            faster = [plan for plan in self._feasible_plans(chains, required) if plan.figures.rate_per_s > low]
+            plans = self._feasible_plans(chains, required, math.inf)
+            faster = [plan for plan in plans if plan.figures.rate_per_s > low]
             self._plans.extend(faster)
             if faster:
                 best, low = faster[-1], faster[-1].figures.rate_per_s * (1 + RESOLUTION)
@@ -191,7 +192,7 @@ class ExactSearch:
                 if self.labels_left <= 0:
                     return replace(simpler, bound=proven)
                 continue
-            plans = self._feasible_plans(chains, rate_per_s)
+            plans = self._feasible_plans(chains, rate_per_s, usd)
             if plans:
                 self._plans.extend(plans)
                 best = self._with_lower_latency(plans[-1], rate_per_s)
@@ -227,7 +228,7 @@ class ExactSearch:
         """Returns plans of a rate within a cost and a latency. If time is over, returns none."""
         required = rate_per_s * (1 - RESOLUTION)
         chains = [] if self.space.is_over() else self._relaxed_chains(required, 1 - RESOLUTION, usd, limit_s)
-        plans = self._feasible_plans(chains or [], required)
+        plans = self._feasible_plans(chains or [], required, usd)
         return [plan for plan in plans if plan.figures.rate_per_s >= required]
 
     def _relaxed_chains(
@@ -244,10 +245,11 @@ class ExactSearch:
             return None
         return [self.graph.stages_of(trace(labels, label)) for label in ends_L]
 
-    def _feasible_plans(self, chains: list[tuple[Stage, ...]], rate_per_s: float) -> list[FeasiblePlan]:
-        """Returns the chains that keep every promise, the best last."""
-        problem = self.graph.problem
-        plans = [plan for plan in (plan_at_rate(problem, chain, rate_per_s) for chain in chains) if plan]
+    def _feasible_plans(self, chains: list[tuple[Stage, ...]], rate_per_s: float, usd: float) -> list[FeasiblePlan]:
+        """Returns the chains that keep every promise within a cost, the best last."""
+        problem, most = self.graph.problem, usd * (1 + TOLERANCE)
+        found = (plan_at_rate(problem, chain, rate_per_s) for chain in chains)
+        plans = [plan for plan in found if plan and plan.figures.usd_per_hour <= most]
         return sorted(plans, key=lambda plan: merit(problem, plan.figures))
 
     def _after_none(self, width: float) -> float:

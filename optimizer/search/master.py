@@ -86,7 +86,7 @@ def best_mixtures(chains: Sequence[CandidateChain], problem: PlanProblem) -> lis
     unit_C, size_C = _units(problem)
     options = _fastest_options(chains, problem, unit_C, size_C)
     use_UC = np.indices(size_C).reshape(len(size_C), -1).T.copy()
-    usd_U = use_UC @ (problem.usd_C * unit_C)
+    usd_U = problem.usd_of(dict(zip(device_names(problem), (use_UC * unit_C).T, strict=True)))
     enough = TOLERANCE if required is None else required * (1 - TOLERANCE)
     rate_U, chosen_KU, mixtures = np.zeros(len(use_UC)), list[IntArray](), list[Mixture]()
     for before in range(problem.most_chains):

@@ -473,7 +473,6 @@ def more_devices(problem: PlanProblem, strategy: Strategy, time_limit_s: float |
     for name in problem.devices:
         least = 1 + bisect_left(range(1, MAX_MORE + 1), True, key=partial(may_suffice, name))
         needed |= {name: least} if least <= MAX_MORE else {}
-    prices = {name: more * problem.devices[name].usd_per_hour for name, more in needed.items()}
-    cheapest_first = sorted(needed, key=lambda name: (prices[name], needed[name]))
+    cheapest_first = sorted(needed, key=lambda name: (problem.usd_of({name: needed[name]}), needed[name]))
     cheapest = next(filter(helps, cheapest_first), None)
     return None if cheapest is None else (cheapest, needed[cheapest])

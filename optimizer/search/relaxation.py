@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from optimizer.cost.evaluate import TOLERANCE
-from optimizer.problems.problem import PlanProblem
+from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.highs import Program
 from optimizer.search.master import MAX_USES
 from optimizer.search.space import Space, payable_names
@@ -113,11 +113,12 @@ class CuttingPlanes:
         If the cost is minimized, `highest_rate` must not exclude the required rate. A plan uses whole devices, so no
         bound is between two costs of whole devices, unless there are too many of these costs.
         """
-        rate_per_s, count_C, usd_C = self.problem.required_per_s, self.problem.count_C, self.problem.usd_C
+        problem, rate_per_s, count_C = self.problem, self.problem.required_per_s, self.problem.count_C
         bound = self._maximized(start.prices, rate_per_s or start.value * (1 + 1e-9), rate_per_s)
         if rate_per_s is None or np.prod(count_C + 1) > MAX_USES:
             return bound
-        usd_U = usd_C @ np.indices([int(count) + 1 for count in count_C]).reshape(len(usd_C), -1)
+        used_CU = np.indices((count_C + 1).astype(int).tolist())
+        usd_U = problem.usd_of(dict(zip(device_names(problem), used_CU, strict=True)))
         is_possible_U = usd_U >= bound.value - TOLERANCE * usd_U.max()
         return replace(bound, value=float(usd_U.min(where=is_possible_U, initial=math.inf)))
 

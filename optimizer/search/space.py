@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -101,9 +100,8 @@ CONTAINED: dict[Strategy, tuple[Strategy, ...]] = {
 
 def payable_names(problem: PlanProblem) -> tuple[str, ...]:
     """Returns the available device types of which the budget can pay for at least one device."""
-    budget = problem.budget_usd_per_hour
-    limit = math.inf if budget is None else budget * (1 + TOLERANCE)
-    return tuple(name for name in device_names(problem) if problem.devices[name].usd_per_hour <= limit)
+    limit = problem.max_usd_per_hour * (1 + TOLERANCE)
+    return tuple(name for name in device_names(problem) if problem.usd_of({name: 1}) <= limit)
 
 
 def parts_of(problem: PlanProblem, space: Space) -> Iterator[tuple[PlanProblem, Space]]:

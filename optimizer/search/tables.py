@@ -90,7 +90,6 @@ class Tables(NamedTuple):
     rate_per_s: float
     """The required rate; infinite if the rate is maximized."""
     count_C: IntArray
-    usd_C: FloatArray
     ramp_budget: float
     """0 if the problem has no ramp budget."""
     rule: int
@@ -147,7 +146,6 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer = "s
         crosses_N=np.isin(np.arange(1, num_blocks + 1), ends[:-1]),
         rate_per_s=float(problem.required_per_s or math.inf),
         count_C=problem.count_C.astype(np.int64),
-        usd_C=problem.usd_C,
         ramp_budget=float(problem.ramp_budget or 0.0),
         rule=RULES[space.ramps],
         may_split=space.splits_per_stage,

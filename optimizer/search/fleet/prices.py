@@ -9,18 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from optimizer.cost.evaluate import TOLERANCE, evaluate, violations
-from optimizer.plans.plan import Stage
+from optimizer.plans.plan import Stage, replicas_of
 from optimizer.problems.fleet import Fleet
 from optimizer.search.relaxation import CuttingPlanes
 from optimizer.search.space import SPACES
 from optimizer.search.tables import tables_of
 from optimizer.search.walks import Prices, Walk, WalkRelaxation
 from profiles.table import FloatArray
-
-
-def used_by(stages: Sequence[Stage], fleet: Fleet) -> FloatArray:
-    """Returns the devices that stages use."""
-    return np.array([sum(stage.replicas for stage in stages if stage.device == name) for name in fleet.names], float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +38,10 @@ class Division:
             if figures is None or violations(problem, stages, figures):
                 return none
             shares.append(figures.rate_per_s / rate_per_s)
-        used_C = used_by([stage for stages in self.stages for stage in stages], fleet)
-        if (used_C > fleet.count_C).any():
+        used = replicas_of(stage for stages in self.stages for stage in stages)
+        if any(used[name] > supply.count for name, supply in problem.devices.items()):
             return none
-        return float(-used_C @ fleet.usd_C if fleet.is_cost else min(shares))
+        return -problem.usd_of(used) if fleet.is_cost else min(shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

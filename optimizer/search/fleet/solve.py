@@ -11,11 +11,12 @@ import numpy as np
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import worst_value
+from optimizer.plans.plan import replicas_of
 from optimizer.problems.fleet import Fleet, FleetModel
 from optimizer.problems.tokens import in_tokens, with_budgets
 from optimizer.search.decision import Planned, gap_between
 from optimizer.search.fleet.columns import MAX_SEARCHED, divided_by_columns
-from optimizer.search.fleet.prices import Division, priced, used_by
+from optimizer.search.fleet.prices import Division, priced
 from optimizer.search.fleet.sets import divided_by_sets
 from optimizer.search.planner import solve
 from optimizer.search.space import SPACES, Space, TimeLimit
@@ -63,8 +64,8 @@ def _planned_again(fleet: Fleet, division: Division, space: Space) -> Iterator[D
     """
     stages_M = list(division.stages)
     for model in range(len(stages_M)):
-        others = [stage for own in (*stages_M[:model], *stages_M[model + 1 :]) for stage in own]
-        left_C = fleet.count_C - used_by(others, fleet)
+        others = replicas_of(stage for own in (*stages_M[:model], *stages_M[model + 1 :]) for stage in own)
+        left_C = fleet.count_C - [others[name] for name in fleet.names]
         with suppress(PlanError):  # none was found in time
             alone = fleet.problem_on(model, left_C.astype(int).tolist())
             found = solve(alone, space.with_share(1 / (len(stages_M) - model)))

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from earlyexit.network.boundary import AfterAnswer
+from optimizer.cost.evaluate import objective_value
 from optimizer.plans.plan import Stage, with_replicas
 from optimizer.problems.problem import PlanProblem, device_names
 from optimizer.search.decision import FeasiblePlan, Found, if_feasible
@@ -70,16 +71,14 @@ class PriceRow(NamedTuple):
     """The least price from before a block to the end."""
 
 
-def planes_of(
-    problem: PlanProblem, tables: Tables, space: Space = SPACES["best"], *, worst_case: bool = False
-) -> CuttingPlanes:
-    """Returns the cutting-plane method for the mean answer time or the worst-case latency, in the space's time."""
-    goal = no_prices(len(tables.count_C))
+def planes_of(problem: PlanProblem, tables: Tables, space: Space = SPACES["best"]) -> CuttingPlanes:
+    """Returns the cutting-plane method for the time that is minimized, in the space's time."""
+    mean, worst = problem.time_weights
     return CuttingPlanes(
         problem=problem,
         space=space,
         oracle=WalkRelaxation.of(tables, kinds=1, blocks=len(tables.rank_N)).cheapest,
-        goal=goal._replace(latency=1.0) if worst_case else goal._replace(mean=1.0),
+        goal=no_prices(len(tables.count_C))._replace(mean=mean, latency=worst),
         iterations=ITERATIONS,
         close=CLOSE,
     )
@@ -90,7 +89,7 @@ def price_rows(planes: CuttingPlanes, tables: Tables, best: Prices) -> list[Pric
     problem, none = planes.problem, no_prices(len(tables.count_C))
     alone = [none._replace(work_C=tables.rate_per_s * one_C) for one_C in np.eye(len(tables.count_C))]
     if problem.budget_usd_per_hour is not None:
-        alone.insert(0, none._replace(work_C=tables.rate_per_s * tables.usd_C, usd=1.0))
+        alone.insert(0, none._replace(work_C=tables.rate_per_s * problem.usd_C, usd=1.0))
     if problem.ramp_budget is not None:
         alone.insert(0, none._replace(ramps=1.0))
     alone.insert(0, none._replace(latency=1.0))
@@ -139,8 +138,6 @@ class LatencySearch:
     space: Space
     tables: Tables
     after_answer: AfterAnswer
-    worst_case: bool = False
-    """Whether the worst-case latency is minimized instead of the mean answer time."""
     widths: tuple[int, ...] = WIDTHS
     _rows: list[PriceRow] = field(init=False)
     _most: float = field(init=False)
@@ -149,9 +146,10 @@ class LatencySearch:
 
     def best(self, incumbent: float = math.inf, *, any_plan: bool = False) -> Found:
         """Returns the best plans that are no worse than the incumbent's value. `any_plan` stops at the first ones."""
-        planes = planes_of(self.problem, self.tables, self.space, worst_case=self.worst_case)
-        least, limit_s = planes.least_time(self.tables.rate_per_s), self.problem.slo.limit_s
-        value, dropped = min(incumbent, limit_s), 0.0  # the mean answer time is at most the worst case
+        planes = planes_of(self.problem, self.tables, self.space)
+        least, most_s = planes.least_time(self.tables.rate_per_s), self.problem.slo.limit_s
+        most_s *= sum(self.problem.time_weights)  # the mean answer time is at most the worst case
+        value, dropped = min(incumbent, most_s), 0.0
         plans: tuple[FeasiblePlan, ...] = ()
         if math.isinf(least.value) or least.value > value * (1 + TIE_TOLERANCE):
             return Found(plans=plans, bound=math.inf)
@@ -163,7 +161,7 @@ class LatencySearch:
                 break
             dropped = least_dropped
             plans = self._feasible_plans() or plans
-            value = min([value, *(time_of(plan, self.worst_case) for plan in plans[:1])])
+            value = min([value, *(objective_value(self.problem, plan.figures) for plan in plans[:1])])
             if dropped >= value * (1 - TIE_TOLERANCE):
                 return Found(plans=plans, bound=value if plans else math.inf)
             if plans and any_plan:
@@ -265,9 +263,9 @@ class LatencySearch:
         """Returns whether the open stage fits the devices and the budget, and the least replicas that it needs."""
         tables, device_L = self.tables, self.tables.device_R[labels.run_L]
         needed_L = np.maximum(np.ceil(work_L * tables.rate_per_s * (1 - ROUNDING)), 1)
-        usd_L = labels.used_LC @ tables.usd_C + needed_L * tables.usd_C[device_L]
-        fits_L = needed_L <= tables.count_C[device_L] - labels.used_LC[np.arange(len(device_L)), device_L]
-        fits_L &= usd_L <= self.problem.max_usd_per_hour * (1 + TOLERANCE)
+        used_LC = labels.used_LC + needed_L[:, None] * np.eye(len(tables.count_C))[device_L]
+        usd_L = self.problem.usd_of(dict(zip(device_names(self.problem), used_LC.T, strict=True)))
+        fits_L = (used_LC <= tables.count_C).all(axis=1) & (usd_L <= self.problem.max_usd_per_hour * (1 + TOLERANCE))
         return fits_L, np.where(fits_L, needed_L, 0).astype(np.int64)
 
     def _close(self, labels: Layer, replicas_L: IntArray) -> None:
@@ -320,7 +318,7 @@ class LatencySearch:
         for each_L in (labels.run_L, labels.entry_L, labels.rank_L):
             each_L[:] = 0
         labels.action_L[:] += HOP
-        labels.bound_L[:] = labels.sums_LF[:, LATENCY if self.worst_case else MEAN]
+        labels.bound_L[:] = labels.sums_LF[:, :2] @ np.array(self.problem.time_weights)
         keeps_L = labels.sums_LF[:, LATENCY] <= self.problem.slo.limit_s * (1 + TOLERANCE)
         keeps_L &= labels.sums_LF[:, RAMPS] <= self._ramp_rounding_s(labels)
         return labels.take(keeps_L & (labels.bound_L <= self._most))
@@ -334,11 +332,11 @@ class LatencySearch:
         plans: list[FeasiblePlan] = []
         for label in range(min(len(self._layers[-1].run_L), MOST_TRIED)):
             plan = if_feasible(self.problem, self._chain(label))
-            if plan is not None and time_of(plan, self.worst_case) <= self._most:
+            if plan is not None and objective_value(self.problem, plan.figures) <= self._most:
                 plans.append(plan)
             if len(plans) == MOST_PLANS:
                 break
-        return ranked(plans, self.worst_case)
+        return ranked(self.problem, plans)
 
     def _chain(self, label: int) -> tuple[Stage, ...]:
         """Returns the stages of a plan of the last layer."""
@@ -352,17 +350,12 @@ class LatencySearch:
         return with_replicas(stages, [count for count in reversed(counts) if count])
 
 
-def time_of(plan: FeasiblePlan, worst_case: bool) -> float:
-    """Returns the time that is minimized."""
-    return plan.figures.latency_s if worst_case else plan.figures.mean_latency_s
-
-
-def ranked(plans: Sequence[FeasiblePlan], worst_case: bool) -> tuple[FeasiblePlan, ...]:
+def ranked(problem: PlanProblem, plans: Sequence[FeasiblePlan]) -> tuple[FeasiblePlan, ...]:
     """Returns plans, best first. A tie goes to the cheaper, then to the lower worst case, then to inputs that stop."""
-    least = min((time_of(plan, worst_case) for plan in plans), default=0.0)
+    least = min((objective_value(problem, plan.figures) for plan in plans), default=0.0)
 
     def order(plan: FeasiblePlan) -> tuple[float, float, float, bool]:
-        value = max(time_of(plan, worst_case), least * (1 + TIE_TOLERANCE))
+        value = max(objective_value(problem, plan.figures), least * (1 + TIE_TOLERANCE))
         # Plans whose inputs stop, and those whose inputs stay, sum the same seconds in different orders: round.
         worst_s = float(f"{plan.figures.latency_s:.10g}")
         return value, plan.figures.usd_per_hour, worst_s, plan.stages[0].splits[0].stays

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from earlyexit.errors import PlanError
-from optimizer.cost.evaluate import TOLERANCE
-from optimizer.problems.problem import MaximizeRate, PlanProblem
+from optimizer.cost.evaluate import TOLERANCE, objective_value
+from optimizer.problems.problem import MaximizeRate, MinimizeWorstCase, PlanProblem
 from optimizer.search.beam import search_at_scale
 from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, if_feasible, why_infeasible
 from optimizer.search.exact import search_exactly
-from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, planes_of, ranked, time_of
+from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, planes_of, ranked
 from optimizer.search.space import Space, parts_of
 from optimizer.search.tables import tables_of
 
@@ -52,7 +52,8 @@ def _with_room(problem: PlanProblem, plan: FeasiblePlan) -> FeasiblePlan:
         for replicas in range(needed, stage.replicas, -1):
             more = replace(stage, replicas=replicas)
             roomy = if_feasible(problem, (*plan.stages[:index], more, *plan.stages[index + 1 :]))
-            if roomy is not None and time_of(roomy, False) <= time_of(plan, False) * (1 + TIE_TOLERANCE):
+            most = objective_value(problem, plan.figures) * (1 + TIE_TOLERANCE)
+            if roomy is not None and objective_value(problem, roomy.figures) <= most:
                 plan = roomy
                 break
     return plan
@@ -66,34 +67,27 @@ def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
 
 
 def search_soonest(
-    problem: PlanProblem,
-    space: Space,
-    widths: tuple[int, ...] = WIDTHS,
-    *,
-    worst_case: bool = False,
-    any_plan: bool = False,
+    problem: PlanProblem, space: Space, widths: tuple[int, ...] = WIDTHS, *, any_plan: bool = False
 ) -> Found:
-    """Returns the best plans of all parts of a space. A part's best plan is the incumbent of the next part.
+    """Returns the best plans of all parts of a space, or with `any_plan` the first plans.
 
-    With `worst_case`, the worst-case latency is minimized. `any_plan` stops at the first plans.
+    A part's best plan is the incumbent of the next part.
     """
     plans: list[FeasiblePlan] = []
     bound = incumbent = math.inf
-    for search in _searches(problem, space, widths, worst_case=worst_case):
+    for search in _searches(problem, space, widths):
         result = search.best(incumbent, any_plan=any_plan)
         plans, bound = [*plans, *result.plans], min(bound, result.bound)
-        incumbent = min([incumbent, *(time_of(plan, worst_case) for plan in result.plans)])
+        incumbent = min([incumbent, *(objective_value(problem, plan.figures) for plan in result.plans)])
         if plans and any_plan:
             break
-    best_first = ranked(plans, worst_case)
+    best_first = ranked(problem, plans)
     if best_first and incumbent <= bound * (1 + TIE_TOLERANCE):
-        bound = time_of(best_first[0], worst_case)
+        bound = objective_value(problem, best_first[0].figures)
     return Found(plans=best_first, bound=bound)
 
 
-def _searches(
-    problem: PlanProblem, space: Space, widths: tuple[int, ...], *, worst_case: bool = False
-) -> Iterator[LatencySearch]:
+def _searches(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> Iterator[LatencySearch]:
     """Yields one search per mode and part of the space."""
     for after_answer in space.after_answer:
         for part, own in parts_of(problem, space):
@@ -105,16 +99,15 @@ def _searches(
                     f"sizes of all devices x ramps x ramps), not {num_states:,}; leave out some ramps or "
                     "batch sizes"
                 )
-            yield LatencySearch(
-                problem=part, space=own, tables=tables, after_answer=after_answer, worst_case=worst_case, widths=widths
-            )
+            yield LatencySearch(problem=part, space=own, tables=tables, after_answer=after_answer, widths=widths)
 
 
 def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
     """Returns which promise cannot be kept."""
 
     def quickest(other: PlanProblem) -> FeasiblePlan | None:
-        plans = search_soonest(other, space, NARROW, worst_case=True).plans
+        objective = MinimizeWorstCase(rate_per_s=other.required_per_s or 0.0, ramp_budget=other.ramp_budget)
+        plans = search_soonest(replace(other, objective=objective), space, NARROW).plans
         return plans[0] if plans else None
 
     return why_infeasible(

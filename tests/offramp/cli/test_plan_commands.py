@@ -84,12 +84,13 @@ def test_a_plan_of_two_chains_is_printed_written_drawn_and_simulated(tmp_path: P
     assert figures["simulated"]["in_slo_share"] > 0.99
 
 
-def test_strategy_batch_limit_and_no_comparison_are_respected(problem: Path, capsys: Captured) -> None:
+def test_objective_strategy_batch_limit_and_no_comparison_are_respected(problem: Path, capsys: Captured) -> None:
     answer = printed(capsys, "plan", problem, "--strategy", "stock")
     assert (answer["strategy"], answer["rate_per_s"]) == ("stock", pytest.approx(6000))
     answer = printed(capsys, "plan", problem, "--batch-limit", 3)
     assert answer["rate_per_s"] == pytest.approx(4000)  # half of 8000/s
     assert {split["batch"] for stage in answer["stages"] for split in stage["splits"]} == {2}
+    assert printed(capsys, "plan", problem, "--objective", '{"minimize": "cost", "rate_per_s": 9}')["usd_per_hour"] == 3
     alone = printed(capsys, "plan", problem, "--no-compare")
     assert alone == {**printed(capsys, "plan", problem, "--compare"), "baselines": {}}
     assert run("plan", problem, "--no-compare") == 0
