@@ -36,10 +36,10 @@ from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
-    from profiles.forecast import SurvivalForecast
+    from profiles.forecast import RateForecast, SurvivalForecast
 
 SETTLE_TICKS = 4
-"""The number of ticks before a new plan may be judged, and before a new forecast may be found wrong."""
+"""The number of ticks before a new plan may be judged, and before a new forecast of exits may be found wrong."""
 REST_PERIODS = 5
 """The number of periods before a straggler gets work, or a plan that was rolled back is chosen, again."""
 TRIES = 10
@@ -405,9 +405,8 @@ def plan_out_of_date(view: View) -> Outcome | None:
         return Outcome(replan="reaction")
     if view.is_period_over and not awaits_probes:
         return Outcome(replan="period")
-    if forecast is None or view.observed_s < state.planned_s + SETTLE_TICKS * view.settings.watch_s:
-        return None
-    deviations = _deviations(view, forecast)
+    is_settled = view.observed_s >= state.planned_s + SETTLE_TICKS * view.settings.watch_s
+    deviations = _deviations(view, forecast, is_settled)
     if awaits_probes:  # but a change of the rate needs no probes
         deviations.pop("changed_s", None)
     if deviations:
@@ -415,6 +414,8 @@ def plan_out_of_date(view: View) -> Outcome | None:
         events = tuple(("reaction", words) for _, words in deviations.values())
         may_replan = "rate_changed_s" in changes or _is_change_observed(view, changes["changed_s"])
         return Outcome(events=events, state=changes, replan="reaction" if may_replan else None)
+    if forecast is None or not is_settled:
+        return None
     has_first_probes = forecast.num_probes < LEAST_PROBES <= _num_probes(view, state.changed_s)
     return Outcome(replan="first probes") if has_first_probes else None
 
@@ -429,40 +430,44 @@ def _num_probes(view: View, since_s: float) -> int:
     return effective_probes(view.stream.observed(view.state, since_s, view.observed_s))
 
 
-def _deviations(view: View, forecast: Forecast) -> dict[str, tuple[float, str]]:
+def _deviations(view: View, forecast: Forecast | None, is_settled: bool) -> dict[str, tuple[float, str]]:
     """Returns the deviations of the stream from the forecast, by the field of the state that records their start.
 
     A deviation is the start of the intervals that deviate, and a description.
     """
-    # Inputs that were sent before the switch may be answered during the tick after it.
-    intervals = view.stream.intervals(max(view.state.followed_s + view.settings.watch_s, forecast.at_s))
     ticks = max(1.0, view.settings.period_s / view.settings.watch_s)  # they share the probability of a false alarm
-    found = {
-        "changed_s": _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS)),
-        "rate_changed_s": _rate_deviation(view, forecast, 2 * ticks),
-    }
+    found = {"rate_changed_s": _rate_deviation(view, None if forecast is None else forecast.rate, 2 * ticks)}
+    if forecast is not None and is_settled:
+        # Inputs that were sent before the switch may be answered during the tick after it.
+        intervals = view.stream.intervals(max(view.state.followed_s + view.settings.watch_s, forecast.at_s))
+        found["changed_s"] = _survival_deviation(view, forecast, intervals, ticks * len(RECENT_INPUTS))
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _rate_deviation(view: View, forecast: Forecast, num_tests: float) -> tuple[float, str] | None:
-    """Returns the deviation of recent arrivals from the forecast; None if there is none.
+def _rate_deviation(view: View, rate: RateForecast | None, num_tests: float) -> tuple[float, str] | None:
+    """Returns the deviation of recent arrivals from the forecast rate; None if there is none.
 
     After a jump, the last intervals that each exceed the forecast show the new rate, because earlier ones are partly
-    from before the jump. A single interval may be a short burst, so the next one decides.
+    from before the jump. A single interval may be a short burst, so the next one decides. Slower changes show in all
+    recent intervals together.
     """
     intervals = view.stream.intervals(view.state.planned_s)[-RATE_TICKS:]
     required_rps = view.problem.required_per_s
 
     def deviation(part: Sequence[Interval]) -> tuple[float, str] | None:
-        recent, rate = total(part), forecast.rate
-        if recent is None or rate is None:
+        recent = total(part)
+        if recent is None:
             return None
-        words = rate_deviation(rate, recent.arrived, recent.seconds, required_rps=required_rps, num_tests=num_tests)
+        refused = sum(count for reason, count in recent.drops.items() if reason in REFUSED)
+        counts = recent.arrived, recent.seconds, refused
+        words = rate_deviation(rate, *counts, required_rps=required_rps, num_tests=num_tests)
         return None if words is None else (recent.since_s, words)
 
-    usual_rps = 0.0 if forecast.rate is None else forecast.rate.rate_rps
+    usual_rps = required_rps or 0.0 if rate is None else rate.rate_rps
     jumped = [*takewhile(lambda one: one.arrived > usual_rps * one.seconds and deviation([one]), reversed(intervals))]
-    return None if len(jumped) == 1 else deviation(jumped or intervals)
+    if not jumped and len(intervals) == RATE_TICKS:
+        return deviation(intervals)
+    return deviation(jumped) if len(jumped) > 1 else None
 
 
 def _survival_deviation(

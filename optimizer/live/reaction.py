@@ -19,6 +19,10 @@ LEAST_INPUTS = 100
 LEAST_DIFFERENCE = 0.05
 """Least difference of a survival share. It moves a plan's rate by about as much; less is not worth a change."""
 LEAST_RATE_DIFFERENCE = 0.2
+MOST_REFUSED = 0.02
+"""The share of refused inputs above which a smaller difference of the rate matters, too."""
+COVERAGE = 0.95
+"""The share of rates that count as expected before there is a forecast."""
 
 
 def survival_deviation(
@@ -67,9 +71,10 @@ def survival_deviation(
 
 
 def rate_deviation(
-    forecast: RateForecast,
+    forecast: RateForecast | None,
     num_arrived: int,
     seconds: float,
+    num_refused: int = 0,
     *,
     required_rps: float | None,
     num_tests: float = 1.0,
@@ -78,19 +83,23 @@ def rate_deviation(
 
     Arrivals include refused inputs. `required_rps` is the rate that the last plan must serve. A rate above it and above
     the forecast's median is a deviation even within the forecast's interval. It is None if plans maximize the rate, so
-    that demand does not change the plan. `num_tests` tests share the forecast's error probability.
+    that demand does not change the plan. `num_tests` tests share the forecast's error probability. Before there is a
+    forecast, only a rate above the required one is a deviation.
     """
     if required_rps is None or seconds <= 0:
         return None
-    median_rps, low_rps = forecast.rate_rps, forecast.low_rps
-    allowed_rps = min(forecast.high_rps, max(required_rps, median_rps))
+    median_rps, low_rps, allowed_rps, coverage = required_rps, 0.0, required_rps, COVERAGE
+    if forecast is not None:
+        median_rps, low_rps, coverage = forecast.rate_rps, forecast.low_rps, forecast.coverage
+        allowed_rps = min(forecast.high_rps, max(required_rps, median_rps))
     # Score interval of the mean of a Poisson count.
-    width = NormalDist().inv_cdf(1 - (1 - forecast.coverage) / (2 * num_tests))
+    width = NormalDist().inv_cdf(1 - (1 - coverage) / (2 * num_tests))
     centre, spread = num_arrived + width**2 / 2, width * math.sqrt(num_arrived + width**2 / 4)
     fewest, most = centre - spread, centre + spread
     rate_rps = num_arrived / seconds
     outside = most / seconds < low_rps or fewest / seconds > allowed_rps
-    if not outside or abs(rate_rps - median_rps) < LEAST_RATE_DIFFERENCE * median_rps:
+    is_small = abs(rate_rps - median_rps) < LEAST_RATE_DIFFERENCE * median_rps
+    if not outside or (is_small and num_refused <= MOST_REFUSED * num_arrived):
         return None
     return f"{rate_rps:.4g} inputs/s arrived for {seconds:.0f} s, {low_rps:.4g} to {allowed_rps:.4g} were expected"
 

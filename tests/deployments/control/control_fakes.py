@@ -108,7 +108,7 @@ class FakeFleet(ServiceFleet):
         self.followed = first
         self.replicas = Counter(first.occupied)
         self.alive = {"cpu": count}
-        self.arrived = self.answered = self.in_slo = 0
+        self.arrived = self.answered = self.in_slo = self.refused = 0
         self.exits: Counter[int] = Counter()
         self.pending: list[Observations] = []
         self.times: dict[str, tuple[TimesRun, ...]] = {}
@@ -162,7 +162,7 @@ class FakeFleet(ServiceFleet):
         counts: dict[str, Any] = {"answered": self.answered, "in_slo": self.in_slo, "exits": dict(self.exits)}
         oldest = 0 if "i" in self.behind else min(self.oldest, epoch)
         state: dict[str, Any] = {"oldest_epoch": oldest, "suspended": self.is_suspended, "probes": handed}
-        return ingress(epoch=epoch, arrived=self.arrived, **counts, **state)
+        return ingress(epoch=epoch, arrived=self.arrived, drops={"admission": self.refused}, **counts, **state)
 
     async def replica_reports(self) -> list[ReplicaReport]:
         names = [f"cpu#{rank}" for rank in range(0 if self.silent else self.replicas["cpu"])]

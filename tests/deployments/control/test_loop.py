@@ -131,16 +131,37 @@ async def test_after_a_jump_the_controller_plans_once_there_are_enough_probes(tm
     assert [each.survival_N[2] for each in scene.asked] == pytest.approx([0.4, 1.0])
 
 
-@pytest.mark.parametrize("inputs", [(180, 120), (30, 270)], ids=["usual exits", "new exits, with few probes"])
-async def test_after_a_jump_of_the_rate_the_plan_is_for_the_new_rate(tmp_path: Path, inputs: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("before", "inputs"),
+    [(29, (180, 120)), (29, (30, 270)), (24, (180, 120)), (0, (180, 120))],
+    ids=["usual exits", "new exits, with few probes", "just planned", "never planned"],
+)
+async def test_after_a_jump_of_the_rate_the_plan_is_for_the_new_rate(
+    tmp_path: Path, before: int, inputs: tuple[int, int]
+) -> None:
     cheap = replace(problem(count=40), objective=MinimizeCost(rate_per_s=20.0))
-    scene = await begun(tmp_path, ticks=6, problem=cheap, first=halves(3, 1), best=halves(3, 1))
+    scene = Scene(tmp_path, problem=cheap, first=halves(3, 1), best=halves(3, 1))
+    await scene.loop.tick()
+    await scene.ticks(before, EASY)
     scene.fleet.hands_over = 1
     await scene.ticks(1, inputs)
-    assert len(scene.asked) == 1
+    assert len(scene.asked) == (before > 0)
     await scene.ticks(1, inputs)
     assert scene.said("reaction")[-1] == "60 inputs/s arrived for 10 s, 0 to 20 were expected"
     assert scene.asked[-1].required_per_s == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize(("refused", "times"), [(0, 0), (60, 1)])
+async def test_while_inputs_are_refused_a_rise_of_less_than_a_fifth_matters(
+    tmp_path: Path, refused: int, times: int
+) -> None:
+    cheap = replace(problem(count=40), objective=MinimizeCost(rate_per_s=200.0))
+    scene = await begun(tmp_path, (600, 400), ticks=6, problem=cheap, first=halves(3, 1), best=halves(3, 1))
+    for _ in range(2):
+        scene.fleet.arrived += refused
+        scene.fleet.refused += refused
+        await scene.ticks(1, (690 - refused, 460))
+    assert scene.said("reaction") == ["230 inputs/s arrived for 10 s, 0 to 200 were expected"] * times
 
 
 async def test_the_size_of_a_service_of_the_least_cost_follows_the_load(tmp_path: Path) -> None:
