@@ -34,7 +34,6 @@ def survival_deviation(
     num_probes: float = math.inf,
     unknown: int = 0,
     num_tests: float = 1.0,
-    least_difference: float = LEAST_DIFFERENCE,
 ) -> str | None:
     """Returns a message on the ramp where exits differ most from the forecast; None if there is no drastic difference.
 
@@ -64,7 +63,7 @@ def survival_deviation(
         least = wilson_bound(num_left / entered, entered, -width)
         most = wilson_bound((num_left + unknown) / entered, entered, width)
         left, excess = num_left / num_inputs, max(least - high, low - most)
-        if excess > largest and abs(left - (1 - share)) >= least_difference:
+        if excess > largest and abs(left - (1 - share)) >= LEAST_DIFFERENCE:
             largest = excess
             message = f"{left:.1%} of {num_inputs} inputs left by ramp {ramp}, {low:.1%} to {high:.1%} were expected"
     return message

@@ -79,7 +79,6 @@ def best_placement(
     ramps: Sequence[int],
     *,
     behind: Mapping[int, float] | None = None,
-    tail: float = SLOWER,
 ) -> ExitPlacement | None:
     """Returns the ramp with the least mean answer time whose tail is acceptable in all windows, or None.
 
@@ -98,7 +97,7 @@ def best_placement(
                 continue
             times = [batching.times(outcome.exits_N, thresholds) for outcome in outcomes]
             violated, mean_s = max(each.slower for each in times), sum(each.mean_s for each in times) / len(times)
-            if violated <= tail:
+            if violated <= SLOWER:
                 acceptable.append(
                     ExitPlacement(ramp=ramp, thresholds=thresholds, violated=violated, precision=worst, mean_s=mean_s)
                 )

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from optimizer.cost.batching import Batching
+from optimizer.cost.batching import SLOWER, Batching
 from optimizer.live.tuning.apparate import WindowReplay, greedy, step_value
 from optimizer.live.tuning.pame import ExitPlacement, best_placement
 from profiles.records import ExitRecords
@@ -76,7 +76,7 @@ def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) ->
 # A block takes 2 s for one input and 3 s for two; a ramp 0.5 s for one and 1 s for two. Without exits: 3 * 3 = 9 s.
 TABLE = LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2)
 BATCHING = Batching(table=TABLE, ramps=(0, 1), size=2)
-EASY, HARD = (0.97, 0.97), (0.1, 0.97)
+SURE, EASY, HARD = (0.99, 0.97), (0.97, 0.97), (0.1, 0.97)
 
 
 def placed(scores: list[tuple[float, float]], wrong: list[tuple[int, int]] | None = None) -> ExitRecords:
@@ -90,14 +90,14 @@ def test_a_fast_exit_that_whole_batches_pass_is_moved_later() -> None:
     place = best_placement([hard], BATCHING, 0.99, [0, 1])
     assert place is not None
     assert (place.ramp, place.violated, place.mean_s) == (1, 0.0, 7.0)
-    acceptable = best_placement([hard], BATCHING, 0.99, [0, 1], tail=0.25)
+    acceptable = best_placement([placed([EASY] * 98 + [HARD] * 2)], BATCHING, 0.99, [0, 1])  # one of 50 moves on
     assert acceptable is not None
-    assert (acceptable.ramp, acceptable.violated, acceptable.mean_s) == (0, 0.25, (3 * 4.0 + 10.0) / 4)
+    assert (acceptable.ramp, acceptable.violated, acceptable.mean_s) == (0, SLOWER, (49 * 4.0 + 10.0) / 50)
 
 
 def test_a_placement_has_the_loosest_threshold_that_is_precise_in_every_window() -> None:
     def at_first(windows: list[ExitRecords], precision: float, behind: dict[int, float] | None = None) -> ExitPlacement:
-        place = best_placement(windows, BATCHING, precision, [0], behind=behind, tail=1.0)
+        place = best_placement(windows, BATCHING, precision, [0], behind=behind)
         assert place is not None
         return place
 
@@ -105,7 +105,8 @@ def test_a_placement_has_the_loosest_threshold_that_is_precise_in_every_window()
     careful, bold = at_first([found], 0.99), at_first([found], 0.5)
     assert (careful.thresholds, careful.precision) == ({0: 0.75}, 1.0)
     assert (bold.thresholds, bold.precision) == ({0: 0.5}, 0.5)
-    good, bad = placed([EASY] * 4), placed([EASY, EASY, HARD, HARD], [(1, 0), (0, 0), (0, 0), (0, 0)])
+    good, bad = placed([EASY] * 100), placed([EASY] * 98 + [HARD] * 2, [(1, 0)] * 25 + [(0, 0)] * 75)
     place = at_first([good, bad], 0.75)
-    assert (place.precision, place.violated) == (0.75, 0.5)
-    assert at_first([good, bad], 0.9, {0: 0.5}).thresholds == {0: 0.98}, "at 0.98 none leaves, none is lost"
+    assert (place.precision, place.violated) == (0.75, SLOWER)
+    good, bad = placed([SURE] * 8), placed([EASY, SURE] * 4, [(1, 0), (0, 0)] * 4)
+    assert at_first([good, bad], 0.9, {0: 0.5}).thresholds == {0: 0.98}, "at 0.98 only the sure leave, none is lost"
