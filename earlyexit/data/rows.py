@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from earlyexit.data.images import IGNORED, ImageFiles, check_file, is_images, open_images
 from earlyexit.data.text_tables import csv_rows, has_column, read_table
-from earlyexit.errors import DataError, InputError, UnprocessableInputError
+from earlyexit.errors import DataError, InputError, UnprocessableInputError, raising
 from earlyexit.network.boundary import Column, Encoded, cast_column
 from earlyexit.tasks.checks import Mask, read_mask
 
@@ -239,7 +239,7 @@ def has_labels(path: Path, *, label_column: str = "label", part: str | None = No
         with open_images(path, part=part) as images, suppress(DataError):
             return bool(images.labels)
     if path.suffix.lower() == ".npz" and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:  # reads no array
+        with raising(DataError, f"{path}: not an .npz file", zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             return f"{LABELS}.npy" in archive.namelist()
     return path.suffix.lower() == ".json" or has_column(path, label_column)
 

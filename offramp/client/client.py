@@ -7,7 +7,6 @@ client and a blocking sleep, these return their results directly, so that the co
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypedDict,
 
 import httpx
 from pydantic import Field
+from pydantic_core import from_json
 
 from deployments.api.operations import OPERATION_BY_NAME, new_id
 from earlyexit.clock import Clock, MonotonicClock
@@ -192,7 +192,7 @@ class PieceStream(AbstractContextManager["PieceStream"], AbstractAsyncContextMan
                 self._is_done = True
                 continue
             with reading(data, self._url, str):
-                event, before = json.loads(data), self._answer
+                event, before = from_json(data), self._answer
                 if isinstance(event, dict) and "error" in event:
                     raise self._noted(failure_of(HTTPStatus.INTERNAL_SERVER_ERROR, event).error)
                 self._answer = before.plus(adapter(_EVENT).validate_python(event, strict=True))
@@ -462,9 +462,10 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         http, operation, timeout_s = self._http, OPERATION_BY_NAME[request.operation], min(timeout_s, LONGEST_S)
         content, headers = request.content(timeout_s)
         limit_s = timeout_s + (ANSWER_S if operation.models == "generates" else 0.0)
-        built = http.build_request(operation.method, request.path, content=content, headers=headers, timeout=limit_s)
+        with raising(InputError, "the address cannot be requested", httpx.InvalidURL):  # such as a name of 64 kB
+            sent = http.build_request(operation.method, request.path, content=content, headers=headers, timeout=limit_s)
         try:
-            response: httpx.Response = await resolve(http.send(built, stream=request.streams))
+            response: httpx.Response = await resolve(http.send(sent, stream=request.streams))
             if request.streams and response.is_success:
                 return response
             if request.streams:

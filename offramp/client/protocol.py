@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic_core import from_json
 
 from deployments.api.operations import OPENAI_CODES, new_id, path_of
 from deployments.api.v2 import pack_elements, unpack_elements
@@ -116,9 +117,9 @@ def read_reply(status: int, content: bytes, headers: Mapping[str, str]) -> Outco
         return failure_of(status, f"redirect to {location}")
     try:
         length = len(content) if json_length is None else int(json_length)
-        payload = json.loads(content[:length])
+        payload = from_json(content[:length])
         payload = payload if json_length is None else attach_tensors(payload, memoryview(content)[length:])
-    except (InputError, KeyError, RecursionError, TypeError, ValueError):
+    except (InputError, KeyError, TypeError, ValueError):
         payload = content.decode(errors="replace")
     return payload if 200 <= status < 300 else failure_of(status, payload, retry_after)
 
@@ -168,7 +169,7 @@ def reading(answer: object, address: object, kind: Any = dict, *, of: str = "Off
     """
     try:
         yield adapter(kind).validate_python(answer, strict=True)
-    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         why = first_mistake(error, "the answer") if isinstance(error, ValidationError) else error
         raise OfframpError(f"{address} does not answer as {of} does: {answer!r:.200}; {why}") from error
 

@@ -84,7 +84,7 @@ class Job(BaseModel):
 
     def model_post_init(self, _: Any) -> None:
         """Checks the options together; raises InputError for an output that is another path of the command."""
-        paths = {name: value.resolve() for name, value in self if isinstance(value, Path)}
+        paths = {name: os.path.realpath(value) for name, value in self if isinstance(value, Path)}
         for out, other in product(("plot", "out", "jsonl"), paths):  # what commands write
             if other != out and paths[other] == paths.get(out):
                 raise InputError(f"--{out} {getattr(self, out)} would overwrite {other.upper()}; choose another path")

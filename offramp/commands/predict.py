@@ -11,13 +11,14 @@ import base64
 import csv
 import json
 import math
+import os
 import random
 import re
 import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain, count, cycle, islice
 from pathlib import Path
@@ -220,22 +221,21 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
         sys.stderr.write(f"left out of the CSV file: {', '.join(left_out)}; --format jsonl includes them\n")
 
 
-def map_folder(folder: Path | None, model_inputs: Mapping[str, str], paths: Iterable[Path]) -> Path | None:
-    """Creates the folder for class maps, if there is one; `paths` are those of the inputs.
+def map_folder(job: PredictJob, model_inputs: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Returns the `new_folder` of class maps, if there is one.
 
-    Raises InputError if that fails, for inputs other than image files, and for a folder that contains an input.
+    Raises InputError for inputs other than image files, and for a folder that contains an input.
     """
-    if folder is None:
-        return None
+    if (folder := job.maps) is None:
+        return nullcontext()
     if model_inputs != IMAGES:
         raise InputError("--maps: only models for images answer class maps, and this model takes other inputs")
-    for path in paths:
+    for path in map(Path, job.texts) if job.data is None else [job.data]:
         if path.suffix.lower() in ARRAYS:
             raise InputError(f"--maps: class maps are named after image files; {path} has none: give a folder or .zip")
-        if path.resolve().is_relative_to(folder.resolve()):
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise InputError(f"--maps {folder}: the folder contains the input {path}; choose another folder")
-    with new_folder(folder):
-        return folder
+    return new_folder(folder)
 
 
 def with_pictures(row: Row, folder: Path | None) -> Row:
@@ -295,12 +295,11 @@ def _predict_few(job: PredictJob) -> None:
     with Client(job.url, job.timeout_s, api_key=job.api_key) as client:
         model_inputs = _input_datatypes(client.metadata())
         inputs = _inputs_of_arguments(job.texts, model_inputs)
-        maps = map_folder(job.maps, model_inputs, map(Path, job.texts))
-        predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
+        with map_folder(job, model_inputs):
+            predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
     for each, prediction in zip(inputs, predictions, strict=True):
-        row = with_pictures(_row(each, prediction), maps)
-        name = " | ".join(map(str, each.id_columns.values()))
-        summary = f"{_summary_line(row, each.id_columns)}  {name}"
+        row = with_pictures(_row(each, prediction), job.maps)
+        summary = f"{_summary_line(row, each.id_columns)}  {' | '.join(map(str, each.id_columns.values()))}"
         print(json.dumps(row, default=np.ndarray.tolist) if job.as_json else summary)
 
 
@@ -310,14 +309,13 @@ async def _predict_many(job: PredictJob, form: Format, clock: Clock) -> Exits:
         metadata = await client.metadata()
         model_inputs = _input_datatypes(metadata)
         id_columns, inputs = _inputs(job, model_inputs)
-        maps = map_folder(job.maps, model_inputs, [] if job.data is None else [job.data])
         columns = (*id_columns, *(each["name"] for each in metadata["outputs"]))
-        with row_writer(job.out, form, columns) as write, progress_bars() as progress:
+        with map_folder(job, model_inputs), row_writer(job.out, form, columns) as write, progress_bars() as progress:
             return await predict_all(
                 inputs,
                 client,
                 job,
-                lambda row: write(with_pictures(row, maps)),
+                lambda row: write(with_pictures(row, job.maps)),
                 clock=clock,
                 on_rows=lambda done: progress("inputs", done, 0),
             )

@@ -29,7 +29,7 @@ from offramp.client.protocol import (
 )
 
 Post: TypeAlias = Callable[[Request, float], Awaitable[Outcome]]
-"""Sends a request, and returns its outcome within a timeout in seconds. It raises no error."""
+"""Sends a request, and returns its outcome within a timeout in seconds. Raises InputError for unsuitable inputs."""
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn and Ray Serve close an idle connection."""
@@ -71,10 +71,7 @@ class Connections:
 
     async def post(self, request: Request, timeout_s: float) -> Outcome:
         """Sends a request and waits at most `timeout_s` for the answer. Without one, the connection is closed."""
-        try:
-            content, headers = request.content(timeout_s)
-        except InputError as error:
-            return Failure(error=error, kind=error.kind)
+        content, headers = request.content(timeout_s)
         head = (
             f"POST {self._prefix}{request.path} HTTP/1.1\r\n{self._head}{_lines(headers)}"
             f"Content-Length: {len(content)}\r\n\r\n"

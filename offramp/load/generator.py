@@ -146,7 +146,7 @@ class Generator:
     post: Post
     rng: random.Random
     """Source of the jitter of retries."""
-    clock: Clock
+    clock: Clock = field(default_factory=MonotonicClock)
     sleep: Sleep = asyncio.sleep
     """Waits between the attempts of a request; many requests can wait at once."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -233,7 +233,8 @@ async def run_load(
 ) -> tuple[RequestRecord, ...]:
     """Runs a load and returns its requests in the order of the schedule. Failed requests raise no error.
 
-    `on_progress` is called after each request, with the number of finished requests and of all requests.
+    `on_progress` is called after each request, with the number of finished requests and of all requests. Raises
+    InputError for inputs that the model does not take.
     """
     records: list[RequestRecord] = []
     metadata: dict[str, Any] = {}
@@ -249,11 +250,13 @@ async def run_load(
         async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
             metadata = await client.metadata()
     async with connected(config.url, api_key=api_key) as post:
-        rng, clock = random.Random(config.seed), MonotonicClock()
-        generator = Generator(config=config, post=post, rng=rng, clock=clock, metadata=metadata)
-        if times_s is None:
-            await generator.closed_loop(iter(range(num_requests)), on_record)
-        else:
-            with exact_sleep() as pace:
-                await generator.open_loop(times_s, on_record, pace)
+        generator = Generator(config=config, post=post, rng=random.Random(config.seed), metadata=metadata)
+        try:
+            if times_s is None:
+                await generator.closed_loop(iter(range(num_requests)), on_record)
+            else:
+                with exact_sleep() as pace:
+                    await generator.open_loop(times_s, on_record, pace)
+        except ExceptionGroup as group:  # of the tasks that the first error ended
+            raise group.exceptions[0] from None
     return tuple(sorted(records, key=lambda record: record.scheduled_s))

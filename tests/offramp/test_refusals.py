@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -47,6 +48,8 @@ def test_a_command_refuses(
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         written(tmp_path / name, content)
+    for name in case.get("loops", ()):
+        Path(name).symlink_to(name)
     for name, fields in case.get("records", {}).items():
         records(tmp_path / name, 0.1, **fields)
     if case.get("model"):
@@ -67,7 +70,7 @@ def test_a_command_refuses(
     assert not Path("new.yaml").exists()
 
 
-WRONG = (None, 7.5, "\ud83d", [7], {"x": 7})
+WRONG = (None, 7.5, "\ud83d", json.loads("[" * 600 + "]" * 600), [7], {"x": 7})
 
 
 def spoilt(value: Any, wrong: Iterator[Any]) -> Iterator[str]:

@@ -342,6 +342,8 @@ def test_a_request_that_json_cannot_hold_is_refused() -> None:
         client_of(Script(answer()))[0].predict("hi\udcff")
     with pytest.raises(InputError, match="the request cannot be sent as JSON: Object of type float32 is not"):
         client_of(FakeServer("READY"))[0].generate("hi", temperature=np.float32(0.5))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the address cannot be requested: URL too long"):
+        client_of(FakeServer("READY"))[0].metadata("a" * 2**16)
 
 
 @pytest.mark.parametrize("call", ["generates", "versions", "metadata", "canary"])

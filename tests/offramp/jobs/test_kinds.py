@@ -35,6 +35,7 @@ from offramp.commands import folders, profile, serve
 from offramp.commands.doctor import Finding, check_target
 from offramp.commands.folders import CLASSIFIERS, KEPT, model_folder_for, read_calibration
 from offramp.commands.jobs import RampJob, TrainJob
+from offramp.commands.options import PredictJob
 from offramp.commands.predict import IMAGES, is_png, map_folder, with_pictures
 from offramp.commands.ramp import read_log
 from offramp.commands.train import codec_for, train
@@ -183,9 +184,9 @@ def put(folder: Path, image: str, **said: Any) -> dict[str, Any]:
 
 
 def test_a_class_map_is_written_under_an_unused_name_of_its_image(tmp_path: Path) -> None:
-    maps = map_folder(tmp_path / "maps", IMAGES, ())
-    assert maps is not None
-    said = put(maps, "street/a.jpg", class_map=CONTENT, score=0.5, note="PNG")
+    maps = tmp_path / "maps"
+    with map_folder(PredictJob(maps=maps), IMAGES):
+        said = put(maps, "street/a.jpg", class_map=CONTENT, score=0.5, note="PNG")
     path = str(tmp_path / "maps/a.png")
     assert said == {"image": "street/a.jpg", "class_map": path, "score": 0.5, "note": "PNG", "exit": 2}
     assert np.asarray(Image.open(tmp_path / "maps/a.png")).tolist() == MAP.tolist()

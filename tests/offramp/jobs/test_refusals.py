@@ -25,6 +25,7 @@ from offramp.commands.folders import read_calibration, unpack
 from offramp.commands.forecast import read_series
 from offramp.commands.inject import check_names, inject
 from offramp.commands.jobs import CalibrateJob, ProfileJob, TrainJob, default_task
+from offramp.commands.options import PredictJob
 from offramp.commands.plan import serving_plan
 from offramp.commands.predict import IMAGES, map_folder
 from offramp.commands.profile import profile_model
@@ -150,7 +151,7 @@ def mapped(given: str) -> Reader:
         photos = folder / "photos"
         (photos / "inner").mkdir(parents=True)
         (photos / "a.png").write_bytes(b"a photo")
-        return map_folder(photos, IMAGES, [photos / given])
+        return map_folder(PredictJob(maps=photos, data=photos / given), IMAGES)
 
     return read
 
@@ -240,9 +241,9 @@ FOLDERS: dict[str, Reader] = {
     "profile: a long prompt": profiled(lambda: decoder(hf_decoder())),
     "profile: a long context": profiled(lambda: decoder(hf_decoder()), batches=(1,), context=128),
     **{f"maps: beside {given or 'nothing'}": mapped(given) for given in ("a.png", "", "inner", "../photos")},
-    "maps: of texts": lambda folder: map_folder(folder / "maps", {"text": "BYTES"}, [folder / "t.csv"]),
-    "maps: of an array": lambda folder: map_folder(folder / "maps", IMAGES, [folder / "x.npy"]),
-    "maps: of arrays": lambda folder: map_folder(folder / "maps", IMAGES, [folder / "x.npz"]),
+    "maps: of texts": lambda folder: map_folder(PredictJob(maps=folder / "maps", data=folder / "t.csv"), {"text": ""}),
+    "maps: of an array": lambda folder: map_folder(PredictJob(maps=folder / "maps", data=folder / "x.npy"), IMAGES),
+    "maps: of arrays": lambda folder: map_folder(PredictJob(maps=folder / "maps", data=folder / "x.npz"), IMAGES),
     "packages: other weights": lambda folder: unpack(pieces(folder, weights=b"others"), "net", SHA256, folder / "net"),
     "packages: another folder": lambda folder: unpack(pieces(folder, name="other"), "net", SHA256, folder / "net"),
 }
