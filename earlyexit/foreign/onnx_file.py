@@ -44,7 +44,7 @@ def load_structure(path: Path) -> Any:
             start = file.read(4)
         if start.startswith(PICKLES):
             raise GraphError(f"{path} is a pickle or zip file, which could run code and is not loaded; {_EXPECTED}")
-        proto = onnx.load(path, load_external_data=False)
+        proto = onnx.load(path, "protobuf", load_external_data=False)
     except OSError as error:
         raise GraphError(f"{path}: {error.strerror}; {_EXPECTED}") from error
     except (DecodeError, UnicodeDecodeError, ValueError) as error:

@@ -233,13 +233,15 @@ def _run(arguments: Sequence[str] | None) -> None:
         if end.code:
             raise
         for stream in (sys.stdout, sys.stderr):
-            print(end="", file=stream, flush=True)  # a stream that the caller has closed is None
+            stream.flush()
         os._exit(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command. An error is printed as one printable line on stderr; its class has the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # None: the caller has closed the stream.
+    sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):  # as stderr does: half a character, as of a cut emoji, has no UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

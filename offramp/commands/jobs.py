@@ -172,8 +172,8 @@ class OutputFolderOptions(Job):
         """Adds the model's name and the origin of the rows, and replaces packaged checkpoints by their paths."""
         from offramp.commands.folders import resolve_backbone
 
-        rows, out = data["data"], data["out"].resolve()
-        if data.get("hold_out") is not None and (rows.resolve().parent, rows.stem) == (out, HELD_OUT):
+        rows, out = data["data"], Path(os.path.realpath(data["out"]))
+        if data.get("hold_out") is not None and (Path(os.path.realpath(rows)).parent, rows.stem) == (out, HELD_OUT):
             raise InputError(f"--hold-out would overwrite {rows}; choose another --out, or rename the file")
         defaults = {name: field.default for name, field in cls.model_fields.items()}
         checkpoints = {key: data.get(key) or defaults.get(key) for key in ("backbone", "tokenizer")}

@@ -72,10 +72,8 @@ class Connections:
     async def post(self, request: Request, timeout_s: float) -> Outcome:
         """Sends a request and waits at most `timeout_s` for the answer. Without one, the connection is closed."""
         content, headers = request.content(timeout_s)
-        head = (
-            f"POST {self._prefix}{request.path} HTTP/1.1\r\n{self._head}{_lines(headers)}"
-            f"Content-Length: {len(content)}\r\n\r\n"
-        )
+        sized = headers | {"Content-Length": str(len(content))}
+        head = f"POST {self._prefix}{request.path} HTTP/1.1\r\n{self._head}{_lines(sized)}\r\n"
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         late = Failure(error=DeadlineError(f"no answer within {timeout_s:g} s"), kind="timeout")

@@ -26,11 +26,11 @@ def application_settings(
     `planned`: further fields of the settings, which only a service file has.
     """
     model, ingress, access, repository = document.model, document.ingress, document.access, document.repository
-    folder = (base / model.folder).resolve()
+    folder = Path(os.path.realpath(base / model.folder))
     if access is not None and access.keys_file is not None:
-        access = access.model_copy(update={"keys_file": str((base / access.keys_file).resolve())})
+        access = access.model_copy(update={"keys_file": os.path.realpath(base / access.keys_file)})
     if repository.folder is not None:
-        repository = repository.model_copy(update={"folder": str((base / repository.folder).resolve())})
+        repository = repository.model_copy(update={"folder": os.path.realpath(base / repository.folder)})
     return ServeSettings(
         model=str(folder),
         plan=plan,

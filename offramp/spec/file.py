@@ -6,6 +6,7 @@ file are emulated seconds. The settings of the service have real seconds, which 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -220,7 +221,7 @@ class ServiceParts:
             calibration = None if complete else read_calibration(self.model, self.calibration_folder)
             score = document.policy or (calibration.policy if calibration else "recorded")
             name = "recorded" if self.is_recorded else score
-            named = document.records and (self.base / document.records).resolve()
+            named = document.records and Path(os.path.realpath(self.base / document.records))
             path = named or records_of(self.calibration_folder or self.model)
             with within("records"):
                 records = self._records(path, score, name, calibration)
@@ -385,7 +386,7 @@ def _read_parts(document: ServiceDocument, source: Source) -> ServiceParts:
     inventory = cluster if isinstance(cluster, Inventory) else read_inventory(base / cluster)
     if not inventory.counts:
         raise InputError("the cluster has no accelerator: every count is 0", at=("cluster",))
-    model = (base / document.model.folder).resolve()
+    model = Path(os.path.realpath(base / document.model.folder))
     with within("model", "folder"):
         card = checked_card(model, document.model)
     parts = ServiceParts(document=document, base=base, model=model, card=card, inventory=inventory)
@@ -400,7 +401,7 @@ def _contradictions(parts: ServiceParts) -> Iterator[tuple[tuple[str, ...], str]
     """Yields what does not fit the model, the cluster or another field: the path of a field, and a message."""
     document, planner, card, unpriced = parts.document, parts.document.planner, parts.card, parts.unpriced
     lengths, objective, folders = document.lengths, planner.objective, card.network_folders(parts.model)
-    expected = [(parts.base / each).resolve() for each in document.model.models or ()]
+    expected = [Path(os.path.realpath(parts.base / each)) for each in document.model.models or ()]
     if expected and [each.resolve() for each in folders] != expected:
         is_now = f"is a chain of {' and '.join(map(str, folders))}" if len(folders) > 1 else "is a single model"
         wanted = f"not a chain of {' and '.join(map(str, expected))}; `offramp chain` makes one"
@@ -566,11 +567,10 @@ def _control(parts: ServiceParts, plan: Plan) -> ControlSettings:
         with suppress(PlanError) if planner.objective is None else within("planner", "plan"):
             figures = evaluate(problem, plan.stages, shares=plan.shares)
             problem = replace(problem, objective=objective.at(figures.rate_per_s))
-    state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
     control = ControlSettings(
         problem=scaled_problem(problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
-        state=str(state),
+        state=os.path.realpath(parts.base / (planner.state or f"{parts.document.name}.sqlite")),
         accuracy_budget=parts.exits.budget,
         accuracy_confidence=parts.exits.confidence,
         **planner.model_dump(include=set(PlanningSettings.model_fields)),

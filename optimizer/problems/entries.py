@@ -6,6 +6,7 @@ or batches with the losses of each input.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,7 +214,7 @@ class RecordsDocument(StrictDocument):
         others = sorted(self.model_fields_set - {"folder"})
         if others:
             raise InputError(f"the folder has its own {' and '.join(others)}; leave out one of the two")
-        model = (base / self.folder).resolve()
+        model = Path(os.path.realpath(base / self.folder))
         return [RecordsDocument(folder=str(each)) for each in (model, *beside_of(model))]
 
     def recorded(self, num_blocks: int, ramps: Sequence[int], base: Path) -> Recorded:

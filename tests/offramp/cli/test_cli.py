@@ -219,6 +219,7 @@ def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_ur
         [*(sys.executable, "-m", "offramp", "predict"), *("--out", "out.csv", "--batch", "1", "--url", answering_url)],
         input="pay\n",
         capture_output=True,
+        preexec_fn=partial(os.close, 2),  # the caller has closed the command's stderr
         text=True,
         check=False,
         cwd=tmp_path,
