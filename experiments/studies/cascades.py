@@ -372,7 +372,7 @@ def mean_latency_s(latencies_s: Sequence[float], answered: Sequence[float]) -> f
         link=Link(bandwidth_bytes_per_s=1e12),
         bytes_per_sample_N=(0.0,) * len(latencies_s),
         slo=Slo(latency_s=1.0),
-        objective=MinimizeLatency(rate_per_s=NO_WAIT_PER_S),
+        objective=MinimizeLatency(queues=False, rate_per_s=NO_WAIT_PER_S),
         networks=ends if len(ends) > 1 else (),
     )
     splits = tuple(

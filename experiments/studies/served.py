@@ -169,7 +169,7 @@ def solved_ramps(case: Case, records: ExitRecords, thresholds: Mapping[int, floa
         link=Link(bandwidth_bytes_per_s=1e9),
         bytes_per_sample_N=(1.0,) * records.num_blocks,
         slo=Slo(latency_s=100 * whole_s),
-        objective=MinimizeLatency(rate_per_s=0.5 / whole_s, ramp_budget=RAMP_BUDGET),
+        objective=MinimizeLatency(queues=False, rate_per_s=0.5 / whole_s, ramp_budget=RAMP_BUDGET),
     )
     planned = solve(problem)
     assert isinstance(planned, Planned), "an accelerator that is half loaded holds any SLO"

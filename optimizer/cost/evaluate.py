@@ -18,7 +18,7 @@ be the share that block k computes: u(k) if answered inputs stop, and 1 if they 
 - The plan's rate is the smallest limit. The worst-case latency is the sum of all waits, T_x, and the splits' times at
   the expected batches: the batch of an input that goes on skips no block. The same times are meant below.
 - The mean answer time weights the same seconds by the share of inputs without an answer: half of a split's wait by
-  u(i), each block and ramp by u(k), each hop by u(j).
+  u(i), each block and ramp by u(k), each hop by u(j). If the problem says so, it has the mean queues (`Load`), too.
 - The ramp overhead is the time of active ramps divided by the time of blocks, for the expected batches of each split.
 """
 
@@ -50,6 +50,8 @@ from profiles.records import IntArray, RecordedBatches
 
 # Relative difference up to which rates and latencies are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
+LEAST_IDLE = 1e-3
+"""Least share of idle time for which waits are estimated. Otherwise they would be infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,10 @@ def evaluate(
     have lengths, shares count tokens rather than inputs (`optimizer.problems.tokens`). Blocks keep their numbers in the
     cascade even if the plan leaves networks out.
     """
+    if isinstance(problem.objective, MinimizeLatency) and problem.objective.queues:
+        figures = evaluate(problem.without_queues(), stages, reach, shares=shares)
+        waits_s = [load.share * load.queue_s(1.0)[0] for each in loads(problem, stages, figures) for load in each]
+        return replace(figures, mean_latency_s=figures.mean_latency_s + sum(waits_s))
     if problem.ingress is not None:
         inner, most_per_s = replace(problem, ingress=None), problem.ingress.most_per_s
         figures = evaluate(inner, stages, reach, shares=shares)
@@ -410,21 +416,23 @@ class Load(NamedTuple):
     """
 
     rate_per_s: float
-    """Arrival rate, R."""
+    """Arrival rate of the chain, R."""
     replicas: int
     work_s: float
     """Mean seconds of work per input, E[x]."""
     square_s2: float
     """Mean square of the seconds per input, E[x^2]."""
+    share: float
+    """Share of all inputs that wait, with or without an answer."""
 
     def queue_s(self, late: float) -> tuple[float, float]:
-        """Returns the mean wait and the wait that a share `late` exceeds; 0 and infinity if replicas are too few."""
-        m, idle = self.replicas, self.replicas - self.rate_per_s * self.work_s
-        if idle <= 0:
-            return 0.0, math.inf
+        """Returns the mean wait and the wait that a share `late` exceeds, which is infinite if replicas are too few."""
+        m, needed = self.replicas, self.rate_per_s * self.work_s
+        idle = max(m - needed, LEAST_IDLE * m)
         tail_s = self.square_s2 / (2 * self.work_s * idle) if self.work_s else 0.0
         busy = (1 - idle / m) ** (math.sqrt(2 * (m + 1)) - 1)
-        return busy * tail_s, tail_s * max(0.0, math.log(busy / late)) if busy else 0.0
+        longest_s = tail_s * max(0.0, math.log(busy / late)) if busy else 0.0
+        return busy * tail_s, longest_s if needed < m else math.inf
 
     def overprovisioning(self, late: float, room_s: float) -> float:
         """Returns the factor on the planned rate with which at most a share `late` waits longer than `room_s`."""
@@ -442,15 +450,16 @@ def loads(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
         rate_per_s = share * figures.served_per_s
         chain_loads = []
         for stage, (index, own) in zip(chain, numbered, strict=False):
-            before_s, square_s2, reached_by = 0.0, 0.0, 1.0
-            for each in (each for each in figures.splits if each.stage_index == index):
+            before_s, square_s2, splits = 0.0, 0.0, [each for each in figures.splits if each.stage_index == index]
+            for each in splits:
                 seconds = each.seconds.mean_s / each.batch_at_block[0] * (1.0 if each.split.tokens is None else mean)
                 skipped_s = max(0.0, each.seconds.inside_s - each.seconds.mean_s)
                 square_s2 += each.reached_by * ((before_s + seconds) ** 2 - before_s**2 + seconds * skipped_s)
-                before_s, reached_by = before_s + seconds, each.reached_by
-            chain_loads.append(Load(rate_per_s, stage.replicas, own.work_s, square_s2 * spread))
+                before_s += seconds
+            entering, last = share * splits[0].reached_by, splits[-1].reached_by
+            chain_loads.append(Load(rate_per_s, stage.replicas, own.work_s, square_s2 * spread, entering))
             if link_s := stage.replicas / own.hop_rate_per_s:
-                chain_loads.append(Load(rate_per_s, stage.replicas, link_s, link_s**2 / reached_by))
+                chain_loads.append(Load(rate_per_s, stage.replicas, link_s, link_s**2 / last, share * last))
         loads_by_chain.append(chain_loads)
     return loads_by_chain
 

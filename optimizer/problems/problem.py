@@ -124,6 +124,8 @@ class MinimizeLatency(FromFile):
     rate_per_s: Rate
     ramp_budget: Annotated[float | None, Field(le=MOST_SECONDS)] = None
     """Largest time of active ramps, as a share of the blocks' time (Apparate, section 5.1: 2 %). None: no limit."""
+    queues: bool = True
+    """Whether the answer time includes the queues of inputs that arrive at random. False: no queues, as in Apparate."""
 
     def __post_init__(self) -> None:
         if self.ramp_budget == 0:
@@ -336,6 +338,11 @@ class PlanProblem:
         if isinstance(self.objective, MinimizeCost) and self.generation is None:
             return self.objective.in_time
         return 0.0
+
+    def without_queues(self) -> PlanProblem:
+        """Returns the problem in which neither the answer time nor the share of inputs in time depends on queues."""
+        none: Any = {"in_time": 0.0} if isinstance(self.objective, MinimizeCost) else {"queues": False}
+        return replace(self, objective=replace(self.objective, **none))
 
     @property
     def time_weights(self) -> tuple[float, float]:

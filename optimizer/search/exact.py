@@ -164,7 +164,9 @@ class ExactSearch:
                 width = (high - required) / high / 4
         if best is None:
             return self._found(None, low)
-        best = self._cheapest_with_rate_of(best)
+        rate_per_s, usd = best.figures.rate_per_s, best.figures.usd_per_hour * (1 - RESOLUTION)
+        cheaper = self._with_rate(rate_per_s, usd) if usd else []
+        best = self._with_lower_latency(min([best, *cheaper], key=_cost_then_latency), rate_per_s)
         return self._found(best, best.figures.rate_per_s)
 
     def least_cost(self, rate_per_s: float) -> Found:
@@ -208,12 +210,6 @@ class ExactSearch:
         """Returns the search for plans with one split per stage."""
         space = replace(self.space, splits_per_stage=False)
         return replace(self, space=space, labels_left=MAX_LABELS, _labels_allowed=FEW_LABELS)
-
-    def _cheapest_with_rate_of(self, best: FeasiblePlan) -> FeasiblePlan:
-        """Returns the cheapest plan with the rate of `best`, if one search finds it, then with a lower latency."""
-        rate, usd = best.figures.rate_per_s, best.figures.usd_per_hour * (1 - RESOLUTION)
-        cheaper = self._with_rate(rate, usd) if usd else []
-        return self._with_lower_latency(min([best, *cheaper], key=_cost_then_latency), rate)
 
     def _with_lower_latency(self, best: FeasiblePlan, rate_per_s: float) -> FeasiblePlan:
         """Halves the latency limit as long as a plan of the same rate and cost exists. Returns the last such plan."""

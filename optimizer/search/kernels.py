@@ -32,7 +32,7 @@ def small_problem() -> PlanProblem:
 
 
 RATE, COST = small_problem(), replace(small_problem(), objective=MinimizeCost(rate_per_s=4000))
-QUICKEST = replace(small_problem(), objective=MinimizeLatency(rate_per_s=1000, ramp_budget=0.1))
+QUICKEST = replace(small_problem(), objective=MinimizeLatency(queues=False, rate_per_s=1000, ramp_budget=0.1))
 ALL_AT_SCALE = replace(SPACES["best"], max_labels=0)
 AT_SCALE = [(each, ALL_AT_SCALE) for each in (RATE, COST)]
 AT_SCALE += [(replace(each, most_chains=2), SPACES["best"]) for each in (RATE, COST)]

@@ -143,7 +143,7 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
             "strategy pame needs the distribution of batches, where survival has only their mean; give survival from "
             "exit records, or `batches`"
         )
-    stock = solve_soonest(problem, replace(space, ramps="none"))
+    stock = solve_soonest(problem.without_queues(), replace(space, ramps="none"))
     if isinstance(stock, NoPlan):
         return replace(stock, strategy=space.strategy)
     [stage] = stock.stages
@@ -152,7 +152,7 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     if batching.size <= len(problem.batches):
         search = find_exits(batching, problem.batches.ramps, len(problem.batches), fixed(problem.batches))
     found = _with_exits(problem, stock, exits_of(search))
-    bound = search_soonest(problem, space).bound
+    bound = search_soonest(problem.without_queues(), space).bound
     note = "" if found.stages[0].splits[0].ramps else _why_no_exit(search, batching.size)
     return replace(Found(plans=(found,), bound=bound).planned(problem, space.strategy), note=note)
 
@@ -160,7 +160,7 @@ def solve_pame(problem: PlanProblem, space: Space) -> Decision:
 def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> FeasiblePlan:
     """Returns the stock plan with as many of the first exits as keep every promise, and with the fewest replicas."""
     [stage], rate_per_s = stock.stages, problem.required_per_s or 0.0
-    for count in range(len(exits), 0, -1):
+    for count in range(len(exits), -1, -1):
         splits = (replace(stage.splits[0], ramps=exits[:count]),)
         found = plan_at_rate(problem, (replace(stage, splits=splits),), rate_per_s)
         if found is not None:

@@ -69,8 +69,10 @@ PLENTY = 8
 """Multiple of the least number of additional accelerators with which there is a plan if they help at all."""
 LEAST_FIRST: tuple[Binding, ...] = ("latency", "ramps", "budget", "devices")
 """Binding constraints, in the order in which they are reported if sets of networks differ."""
+WORTH = 0.01
+"""The least share by which further replicas must shorten the mean answer time."""
 QUEUE_SHARES = (0.25, 0.4, 0.1, 0.6)
-"""Shares of the latency limit that are reserved for queues, tried in this order until the queues fit."""
+"""Shares that are reserved for queues: of the latency limit, in this order until they fit, or of the replicas' time."""
 LARGE_STEP = 50
 """Part of a stage's replicas by which they are changed at once, so that few steps suffice for thousands of them."""
 Solved = tuple[Subproblem, Planned]
@@ -236,29 +238,29 @@ def _least_changes(answers: Sequence[NoPlan]) -> NoPlan:
     return replace(nearest, nearest_slo_s=min(slos, default=None), highest_rate_per_s=max(rates, default=None))
 
 
-def _solve_in_time(problem: PlanProblem, space: Space) -> Decision:
-    """Returns the cheapest plan found with room for queues, or else the plan that comes closest to the limit.
+def _solve_with_queues(problem: PlanProblem, space: Space) -> Decision:
+    """Returns the best plan found with its queues: the cheapest or earliest, or else the closest one to the limit.
 
     The searches do not model queues: a plan may use the whole latency limit, or serve exactly the required rate. If too
     many inputs would be late (`queue_s`), the search is repeated with a shorter latency limit, and with a rate so high
     that the previous plan's queues would fit into the difference. Strategies that the space contains are searched
     likewise: of equally cheap plans, they may find one with more room. Then replicas are added to each plan until its
-    queues fit, and those that it can spare are removed. No plan is cheaper than the best one without queues, so the gap
-    is the distance to that plan's bound.
+    queues fit, and those that it can spare are removed. The earliest answers are sought with several higher rates, and
+    more replicas. No plan is better than the best one without queues, so the gap is the distance to its bound.
 
     The plan's note names the tighter limits for which it was planned, or says that the limit is not kept.
     """
-    first, *others = _plans_in_time(problem, space)
-    if not isinstance(first, Planned) or not excess_s(problem, first):
+    first, *others = _plans_with_room(problem, space)
+    if not isinstance(first, Planned) or (problem.in_time and not excess_s(problem, first)):
         return first
     for each in space.contained():
         with suppress(PlanError):  # the search neither found a plan nor proved that none exists
-            others += _plans_in_time(problem, each) if _bound(problem, each) is not None else []
+            others += _plans_with_room(problem, each) if _bound(problem, each) is not None else []
     plans = [_with_fitting_replicas(problem, each) for each in (first, *others) if isinstance(each, Planned)]
-    best = min(plans, key=partial(_rank_in_time, problem))
+    best = min(plans, key=partial(_rank_with_queues, problem))
     late = f"less than {problem.in_time:.4g} of inputs that arrive at random may be in time"
     note = late if excess_s(problem, best) else best.note
-    gap = gap_between(best.figures.usd_per_hour, first.bound)
+    gap = gap_between(objective_value(problem, best.figures), first.bound)
     return replace(best, strategy=first.strategy, bound=first.bound, gap=gap, note=note)
 
 
@@ -269,14 +271,15 @@ def excess_s(problem: PlanProblem, planned: Planned) -> float:
     return needed_s - limit_s if needed_s > limit_s * (1 + TOLERANCE) else 0.0
 
 
-def _rank_in_time(problem: PlanProblem, planned: Planned) -> tuple[float, float]:
+def _rank_with_queues(problem: PlanProblem, planned: Planned) -> tuple[float, float]:
     """Returns the key by which plans are ranked, the best first."""
-    return excess_s(problem, planned), planned.figures.usd_per_hour
+    return excess_s(problem, planned), objective_value(problem, planned.figures)
 
 
 def _with_fitting_replicas(problem: PlanProblem, planned: Planned) -> Planned:
     """Returns the plan after adding or removing replicas of one stage at a time, as long as this improves its rank."""
     patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
+    planned = replace(planned, figures=evaluate(problem, planned.stages, shares=planned.figures.shares))
     note = planned.note or "room for queues: more replicas than the rate needs"
     while True:
         plans = [planned]
@@ -287,26 +290,28 @@ def _with_fitting_replicas(problem: PlanProblem, planned: Planned) -> Planned:
                 figures = evaluate(problem, stages)
                 if not violations(patient, stages, figures):
                     plans.append(replace(planned, stages=stages, figures=figures, note=note))
-        best = min(plans, key=partial(_rank_in_time, problem))
-        if best is planned:
+        best = min(plans, key=partial(_rank_with_queues, problem))
+        excess, value = _rank_with_queues(problem, planned)
+        if _rank_with_queues(problem, best) >= (excess, value if problem.in_time else value * (1 - WORTH)):
             return planned
         planned = best
 
 
-def _plans_in_time(problem: PlanProblem, space: Space) -> Iterator[Decision]:
-    """Yields the result without queues, and then plans for tighter limits until one has room for its queues."""
-    assert isinstance(problem.objective, MinimizeCost), "in_time belongs to this objective alone"
-    plain = replace(problem, objective=replace(problem.objective, in_time=0.0))
-    rate_per_s = required_per_s = problem.objective.rate_per_s
-    limit_s, best = problem.slo.limit_s, _solve(plain, space)
+def _plans_with_room(problem: PlanProblem, space: Space) -> Iterator[Decision]:
+    """Yields the result of a search without queues, and then plans for tighter limits until all inputs are in time."""
+    plain, limit_s = problem.without_queues(), problem.slo.limit_s
+    rate_per_s = required_per_s = problem.required_per_s or 0.0
+    best = _solve(plain, space)
     yield best
     for share in QUEUE_SHARES:
-        if not isinstance(best, Planned) or not excess_s(problem, best) or space.is_over():
+        if not isinstance(best, Planned) or (problem.in_time and not excess_s(problem, best)) or space.is_over():
             return
-        room_s = max(share * limit_s, limit_s - best.figures.latency_s)
-        for load in chain.from_iterable(loads(problem, best.stages, best.figures)):
-            rate_per_s = max(rate_per_s, required_per_s * load.overprovisioning(1 - problem.in_time, room_s))
-        allowed_s = (1 - share) * limit_s
+        if problem.in_time:
+            room_s, allowed_s = max(share * limit_s, limit_s - best.figures.latency_s), (1 - share) * limit_s
+            for load in chain.from_iterable(loads(problem, best.stages, best.figures)):
+                rate_per_s = max(rate_per_s, required_per_s * load.overprovisioning(1 - problem.in_time, room_s))
+        else:
+            rate_per_s, allowed_s = required_per_s / (1 - share), limit_s
         slo = replace(problem.slo, slack=1 - allowed_s / problem.slo.latency_s)
         tighter = replace(plain.with_rate(rate_per_s), slo=slo)
         try:
@@ -340,8 +345,9 @@ def _per_input(problem: PlanProblem, decision: Decision) -> Decision:
 
 def _solve(problem: PlanProblem, space: Space) -> Decision:
     """Solves a problem whose networks are all used."""
-    if problem.in_time:
-        return _solve_in_time(problem, space)
+    counts_queues = problem.in_time or (isinstance(problem.objective, MinimizeLatency) and problem.objective.queues)
+    if counts_queues and space.strategy != "pame":
+        return _solve_with_queues(problem, space)
     if problem.lengths is not None:
         return _per_input(problem, _solve(in_tokens(problem), space))
     if space.strategy == "pame":
@@ -452,7 +458,7 @@ def more_devices(problem: PlanProblem, strategy: Strategy, time_limit_s: float |
     """
     if not isinstance(problem.objective, MinimizeCost) or problem.generation is not None or problem.networks:
         return None
-    problem = replace(problem, objective=replace(problem.objective, in_time=0.0))
+    problem = problem.without_queues()
     problem = problem if problem.lengths is None else in_tokens(problem)
     space = _space_of(problem, strategy, time_limit_s, MonotonicClock.now_s)
 

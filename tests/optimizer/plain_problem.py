@@ -111,7 +111,7 @@ def random_latency_problem(seed: int) -> PlanProblem:
     # Most rates are far below the capacity: batches of several splits then wait, and `stay` may be better.
     rate_per_s = rate if rate is not None and rng.random() < 0.5 else max(fastest, 1.0) * _log_uniform(rng, 0.02, 1)
     budget = _log_uniform(rng, 0.005, 0.5) if rng.random() < 0.5 else None
-    return replace(problem, objective=MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=budget))
+    return replace(problem, objective=MinimizeLatency(queues=False, rate_per_s=rate_per_s, ramp_budget=budget))
 
 
 def _table(rng: Generator, num_blocks: int, num_ramps: int) -> LatencyTable:
@@ -200,7 +200,7 @@ def random_chain(seed: int) -> PlanProblem:
         crossing_tokens=_shares(rng, len(networks)) if rng.random() < 0.2 else (),
     )
     if rng.random() < 0.4 and chain.required_per_s is not None:
-        return replace(chain, objective=MinimizeLatency(rate_per_s=chain.required_per_s))
+        return replace(chain, objective=MinimizeLatency(queues=False, rate_per_s=chain.required_per_s))
     return chain
 
 
@@ -229,15 +229,12 @@ def _shares(rng: Generator, count: int) -> tuple[float, ...]:
 
 def _small(problem: PlanProblem) -> PlanProblem:
     """Returns the problem with one accelerator type and at most two batch sizes."""
-    name = next(iter(problem.devices))
-    return replace(problem, devices={name: problem.devices[name]}, latency={name: _smaller(problem.latency[name])})
+    name, table = next(iter(problem.latency.items()))
+    latency = {name: some_sizes(table, table.batches[-2:])}
+    return replace(problem, devices={name: problem.devices[name]}, latency=latency)
 
 
-def _smaller(table: LatencyTable) -> LatencyTable:
-    columns = slice(max(0, len(table.batches) - 2), None)
-    return replace(
-        table,
-        batches=table.batches[columns],
-        block_s_NB=table.block_s_NB[:, columns],
-        ramp_s_EB=table.ramp_s_EB[:, columns],
-    )
+def some_sizes(table: LatencyTable, sizes: tuple[int, ...]) -> LatencyTable:
+    """Returns the table with only these batch sizes."""
+    columns = [table.batches.index(size) for size in sizes]
+    return LatencyTable(batches=sizes, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])

@@ -158,10 +158,10 @@ def test_if_inputs_stay_batches_neither_shrink_nor_wait_longer() -> None:
 
 
 def test_violations_are_the_constraints_that_a_plan_breaks() -> None:
-    problem = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10, ramp_budget=0.02))
+    problem = replace(PROBLEM, objective=MinimizeLatency(queues=False, rate_per_s=10, ramp_budget=0.02))
     assert broken(problem, stage(split(0, 3))) == []
     assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, and 2.000% are allowed"
-    sooner = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10))
+    sooner = replace(PROBLEM, objective=MinimizeLatency(queues=False, rate_per_s=10))
     figures = evaluate(sooner, (stage(split(0, 3)),))
     always = {"rate_per_s", "latency_s", "usd_per_hour"}
     assert predictions(PROBLEM, figures).keys() == always
@@ -198,16 +198,16 @@ def test_the_longest_queue_counts_in_full_and_the_others_with_their_means() -> N
     # Seconds of device or link per input. Half of the inputs leave at ramp 0.
     first_s, second_s, hop_s, last_s = 0.023 / 4, 0.060 / 4, 0.009 / 4, 0.030 / 4
     expected = (
-        Load(30, 2, first_s + second_s / 2, (first_s**2 + (first_s + second_s) ** 2) / 2),
-        Load(30, 2, hop_s / 2, hop_s**2 / 2),
-        Load(30, 1, last_s / 2, last_s**2 / 2),
+        Load(30, 2, first_s + second_s / 2, (first_s**2 + (first_s + second_s) ** 2) / 2, 1.0),
+        Load(30, 2, hop_s / 2, hop_s**2 / 2, 0.5),
+        Load(30, 1, last_s / 2, last_s**2 / 2, 0.5),
     )
     [found] = loads(problem, stages, evaluate(problem, stages))
     assert [tuple(each) for each in found] == [pytest.approx(tuple(each)) for each in expected]
     (_, tail_s), (link_mean_s, _), (mean_s, _) = (each.queue_s(0.01) for each in expected)
     assert queue_s(problem, stages, evaluate(problem, stages)) == pytest.approx(tail_s + link_mean_s + mean_s)
     # Seven half busy replicas: all are busy with a probability of 0.5^3, since sqrt(2 * 8) - 1 = 3.
-    assert Load(50, 7, 0.07, 0.0098).queue_s(0.01) == pytest.approx((0.125 * 0.02, 0.02 * math.log(12.5)))
+    assert Load(50, 7, 0.07, 0.0098, 1.0).queue_s(0.01) == pytest.approx((0.125 * 0.02, 0.02 * math.log(12.5)))
     # One of 4 batches takes 11 ms, because both inputs leave at ramp 0. The others take 51 ms.
     alone = (stage(split(0, 3, 0, batch=2)),)
     [[found_alone]] = loads(problem, alone, evaluate(problem, alone))

@@ -37,7 +37,7 @@ from optimizer.search.space import MAX_LABELS, SPACES
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, check_against_brute_force, chunks, planned, refused, within
 from tests.optimizer.brute_force import BruteForce
-from tests.optimizer.plain_problem import DOCUMENT, plain_problem, random_latency_problem, random_problem
+from tests.optimizer.plain_problem import DOCUMENT, plain_problem, random_latency_problem, random_problem, some_sizes
 
 PROBLEMS = 500
 FEW: dict[Strategy, int] = {"best": 60, "stock": 24, "early-exit": 24, "e3": 24, "serial": 24}
@@ -211,6 +211,15 @@ def test_replicas_are_added_until_the_queues_fit() -> None:
     assert (found.figures.usd_per_hour, found.note) == (2.0, "room for queues: more replicas than the rate needs")
 
 
+def test_early_answers_have_room_for_queues() -> None:
+    """At 95/s, inputs queue for 95 ms before one accelerator with batches of one, and 1.2 ms with batches of four."""
+    latency = {"A": LatencyTable.of_rows((1, 4), [[0.01, 0.016]], [])}
+    alone = plain_problem(survival_N=(1.0,), latency=latency, objective=MinimizeLatency(rate_per_s=95))
+    stages = [planned(each).stages[0] for each in (alone, alone.with_counts({"A": 9}), alone.without_queues())]
+    assert [(stage.replicas, stage.splits[0].batch) for stage in stages] == [(1, 4), (4, 1), (1, 1)]
+    assert planned(alone).figures.mean_latency_s == pytest.approx(4 / 95 / 2 + 0.016 + 0.38 * 0.002 / (1 - 0.38))
+
+
 def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
     quick = {name: table.times(1e-6) for name, table in small_problem().latency.items()}
     link = Link(bandwidth_bytes_per_s=1.0)
@@ -288,18 +297,18 @@ def two_blocks(**changes: object) -> PlanProblem:
     """Returns a problem of two blocks. Each takes 4 ms for a batch of 4. Half of the inputs leave after the first."""
     table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.zeros((1, 1)))
     latency = {"A": table, "B": table}
-    plain = {"survival_N": (1.0, 0.5), "latency": latency, "objective": MinimizeLatency(rate_per_s=600)}
+    plain = {"survival_N": (1.0, 0.5), "latency": latency, "objective": MinimizeLatency(queues=False, rate_per_s=600)}
     return plain_problem(**plain | changes)
 
 
 def test_among_equally_early_plans_stopping_ones_and_then_cheaper_ones_are_preferred() -> None:
     table = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.zeros((1, 1)))
-    single = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100))
+    single = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(queues=False, rate_per_s=100))
     best, staying = planned(single), planned(single, "apparate")
     assert best.figures.mean_latency_s == staying.figures.mean_latency_s
     assert best.stages[0].splits[0].after_answer == "stop"
     supplies = {"A": Supply(count=1, usd_per_hour=4), "B": Supply(count=1, usd_per_hour=1)}
-    decision = planned(two_blocks(devices=supplies, objective=MinimizeLatency(rate_per_s=100)), "serial")
+    decision = planned(two_blocks(devices=supplies, objective=MinimizeLatency(queues=False, rate_per_s=100)), "serial")
     assert [stage.device for stage in decision.stages] == ["B"]
     assert decision.gap == 0
 
@@ -308,7 +317,7 @@ def test_ramp_budgets_and_cost_budgets_that_bind_are_named() -> None:
     dear = two_blocks(
         latency={"A": LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.full((1, 1), 0.001))},
         devices={"A": Supply(count=4, usd_per_hour=4)},
-        objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02),
+        objective=MinimizeLatency(queues=False, rate_per_s=100, ramp_budget=0.02),
     )
     bindings = [refused(replace(dear, budget_usd_per_hour=usd), "early-exit").binding for usd in (1.0, 4.0)]
     assert bindings == ["budget", "ramps"]
@@ -318,22 +327,16 @@ def test_ramp_budgets_and_cost_budgets_that_bind_are_named() -> None:
     assert (none.binding, none.nearest_slo_s, none.highest_rate_per_s) == ("ramps", None, None)
     # Batches of 8 would be faster, but their ramps take a fifth of a block. At 1/s, batches of 4 fill too slowly.
     table = LatencyTable.of_rows((4, 8), [[0.004, 0.005]] * 2, [[0.00004, 0.001]])
-    fast = two_blocks(latency={"A": table}, objective=MinimizeLatency(rate_per_s=3000, ramp_budget=0.02))
+    fast = two_blocks(latency={"A": table}, objective=MinimizeLatency(queues=False, rate_per_s=3000, ramp_budget=0.02))
     assert refused(fast, "early-exit").highest_rate_per_s == pytest.approx(511, rel=0.01)
     decision = planned(two_blocks(objective=MaximizeRate()), "apparate")
     assert decision.figures == planned(two_blocks(objective=MaximizeRate()), "stock").figures
 
 
-def three_sizes(table: LatencyTable) -> LatencyTable:
-    columns = [index for index, batch in enumerate(table.batches) if batch in (1, 4, 16)]
-    sizes = tuple(table.batches[index] for index in columns)
-    return LatencyTable(batches=sizes, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])
-
-
 def test_the_reason_of_infeasibility_is_found_within_seconds() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
-    objective = MinimizeLatency(rate_per_s=500_000, ramp_budget=0.02)
-    latency = {name: three_sizes(of) for name, of in problem.latency.items()}
+    objective = MinimizeLatency(queues=False, rate_per_s=500_000, ramp_budget=0.02)
+    latency = {name: some_sizes(of, (1, 4, 16)) for name, of in problem.latency.items()}
     asked = replace(problem, objective=objective, latency=latency)
     solve(two_blocks(objective=objective), "best")  # compiles the kernels before the time is measured
     began_s = process_time()
@@ -351,19 +354,19 @@ def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
     problem = two_blocks(
         survival_N=(1.0, 0.9, 0.6, 0.5),
         latency={"A": table, "B": table},
-        objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02),
+        objective=MinimizeLatency(queues=False, rate_per_s=100, ramp_budget=0.02),
     )
     decision = planned(problem, "apparate")
     assert [split.ramps for stage in decision.stages for split in stage.splits] == [(1,)]
     assert decision.figures.ramp_overhead == pytest.approx(0.05 / 4)
-    free = replace(problem, objective=MinimizeLatency(rate_per_s=100))
+    free = replace(problem, objective=MinimizeLatency(queues=False, rate_per_s=100))
     assert [split.ramps for split in planned(free, "apparate").stages[0].splits] == [(0, 1, 2)]
 
 
 @pytest.mark.parametrize("name", ["bert_base_16_v100", "bert_base_hetero"])
 def test_twelve_blocks_are_proven_best(name: str) -> None:
     problem = read_problem(FOLDER / f"{name}.yaml").problem
-    asked = replace(problem, objective=MinimizeLatency(rate_per_s=10_000, ramp_budget=0.02))
+    asked = replace(problem, objective=MinimizeLatency(queues=False, rate_per_s=10_000, ramp_budget=0.02))
     of_strategies = {each: planned(asked, each) for each in ("best", "stock", "serial", "apparate")}
     assert {each.gap for each in of_strategies.values()} == {0.0}
     times_s = {name: each.figures.mean_latency_s for name, each in of_strategies.items()}
@@ -372,7 +375,7 @@ def test_twelve_blocks_are_proven_best(name: str) -> None:
 
 def test_a_search_that_is_too_narrow_reports_its_gap() -> None:
     problem = read_problem(FOLDER / "bert_base_hetero.yaml").problem
-    asked = replace(problem, objective=MinimizeLatency(rate_per_s=30_000))
+    asked = replace(problem, objective=MinimizeLatency(queues=False, rate_per_s=30_000))
     narrow = search_soonest(asked, SPACES["best"], widths=(20,)).planned(asked, "best")
     assert isinstance(narrow, Planned)
     best_s = planned(asked).figures.mean_latency_s

@@ -292,14 +292,14 @@ def asked(**objective: Any) -> ProblemFile:
     return parse_problem(document(minimize="latency", **objective))
 
 
-@pytest.mark.parametrize("budget", [{}, {"ramp_budget": 0.02}], ids=["any ramps", "ramp budget"])
-def test_an_objective_is_read_back(budget: dict[str, float]) -> None:
-    objective = {"minimize": "latency", "rate_per_s": 60, **budget}
+@pytest.mark.parametrize("more", [{"queues": True}, {"ramp_budget": 0.02, "queues": False}], ids=str)
+def test_an_objective_is_read_back(more: dict[str, float]) -> None:
+    objective = {"minimize": "latency", "rate_per_s": 60, **more}
     assert problem_document(parse_problem(document(**objective)).problem)["objective"] == objective
 
 
 def test_the_json_output_has_mean_latency_overhead_and_after_answer() -> None:
-    found = plan_json(asked(rate_per_s=500), "apparate")
+    found = plan_json(asked(rate_per_s=500, queues=False), "apparate")
     # A batch of 1, without a wait: block 0, and block 1 for the half without an answer.
     assert found["mean_latency_s"] == pytest.approx(0.001 + 0.5 * 0.001)
     assert (found["ramp_overhead"], found["after_answer"]) == (0, "stay")
@@ -332,7 +332,7 @@ def test_rates_and_slos_of_a_latency_problem_are_varied() -> None:
 
 
 def test_a_plan_that_answers_sooner_is_worth_its_change() -> None:
-    problem = asked(rate_per_s=500).problem
+    problem = asked(rate_per_s=500, queues=False).problem
     new, old = planned(problem).stages, planned(problem, "stock").stages
     free = StartCost(running={"V100": 4}, start_s=1, period_s=120)
     verdict = weigh(problem, old, new, start_cost=free, least_gain=0.05)

@@ -27,9 +27,9 @@ STEPS = {
 
 
 def problem(sure: list[int], **changed: Any) -> PlanProblem:
-    document = {**DOCUMENT, "latency": STEPS, "objective": {"minimize": "latency", "rate_per_s": 100}, **changed}
+    objective = {"minimize": "latency", "rate_per_s": 100, "queues": False}
     batches = {"size": 4, "losses": [[0 if leaves else None] for leaves in sure]}
-    return parse_problem({**document, "batches": batches}).problem
+    return parse_problem({**DOCUMENT, "latency": STEPS, "objective": objective, "batches": batches, **changed}).problem
 
 
 def one_split(after_answer: AfterAnswer = "stop", batch: int = 4) -> tuple[Stage, ...]:

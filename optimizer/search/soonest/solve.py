@@ -10,7 +10,7 @@ from earlyexit.errors import PlanError
 from optimizer.cost.evaluate import TOLERANCE, objective_value
 from optimizer.problems.problem import MaximizeRate, MinimizeWorstCase, PlanProblem
 from optimizer.search.beam import search_at_scale
-from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, if_feasible, why_infeasible
+from optimizer.search.decision import Decision, FeasiblePlan, Found, NoPlan, why_infeasible
 from optimizer.search.exact import search_exactly
 from optimizer.search.soonest.search import TIE_TOLERANCE, WIDTHS, LatencySearch, planes_of, ranked
 from optimizer.search.space import Space, parts_of
@@ -21,8 +21,6 @@ RATE_RESOLUTION = 0.01
 MOST_HALVES = 20
 MOST_STATES = 40_000_000
 """Size of a table with a number for every block and state of a split: a third of a gigabyte."""
-BUSIEST = 0.8
-"""Share of the time in which a replica may compute. Above that, inputs that arrive at random wait in long queues."""
 NARROW = WIDTHS[:2]
 """Widths of searches that only explain why there is no plan. They take seconds, not minutes."""
 
@@ -38,25 +36,7 @@ def solve_soonest(problem: PlanProblem, space: Space) -> Decision:
             most = f"none answers before {result.bound:.6g} s"
             raise PlanError(f"no plan was found{space.within}, though there may be one: {most}")
         return _why_none(problem, space)
-    with_room = tuple(_with_room(problem, plan) for plan in result.plans)
-    return replace(result, plans=with_room).planned(problem, space.strategy)
-
-
-def _with_room(problem: PlanProblem, plan: FeasiblePlan) -> FeasiblePlan:
-    """Returns the plan with so many replicas that none is busier than BUSIEST, as far as the problem's limits allow.
-
-    Answer times contain no queues, so a search finds plans with the fewest replicas that serve the rate.
-    """
-    for index, (stage, figures) in enumerate(zip(plan.stages, plan.figures.stages, strict=True)):
-        needed = math.ceil((problem.required_per_s or 0.0) * figures.work_s / BUSIEST * (1 - TOLERANCE))
-        for replicas in range(needed, stage.replicas, -1):
-            more = replace(stage, replicas=replicas)
-            roomy = if_feasible(problem, (*plan.stages[:index], more, *plan.stages[index + 1 :]))
-            most = objective_value(problem, plan.figures) * (1 + TIE_TOLERANCE)
-            if roomy is not None and objective_value(problem, roomy.figures) <= most:
-                plan = roomy
-                break
-    return plan
+    return result.planned(problem, space.strategy)
 
 
 def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
@@ -106,7 +86,9 @@ def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
     """Returns which promise cannot be kept."""
 
     def quickest(other: PlanProblem) -> FeasiblePlan | None:
-        objective = MinimizeWorstCase(rate_per_s=other.required_per_s or 0.0, ramp_budget=other.ramp_budget)
+        objective = MinimizeWorstCase(
+            rate_per_s=other.required_per_s or 0.0, ramp_budget=other.ramp_budget, queues=False
+        )
         plans = search_soonest(replace(other, objective=objective), space, NARROW).plans
         return plans[0] if plans else None
 
