@@ -374,9 +374,8 @@ def slow_replicas(view: View) -> Outcome | None:
     At first the other replicas run the same splits. The new plan may then use free accelerators.
     """
     times = []
-    for each, ran_R5 in _times(view, view.baseline):
-        batches, seconds, expected_s = ran_R5[:, 2:].sum(axis=0).tolist()
-        own = {"batches": batches, "seconds": seconds, "expected_s": expected_s}
+    for each, ran_R6 in _times(view, view.baseline):
+        own = dict(zip(("batches", "seconds", "expected_s", "variance_s2"), ran_R6[:, 2:].sum(axis=0), strict=True))
         times.append(ReplicaTimes(replica=each.replica, slot=each.slot, device=each.device, **own))
     slow = find_stragglers(times, view.settings.straggler_ratio, resting=avoided_replicas(view.state.resting))
     if view.state.hold or not slow:
@@ -521,11 +520,11 @@ def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
 def _times(view: View, since: Mapping[str, ReplicaReport]) -> Iterator[tuple[ReplicaReport, FloatArray]]:
     """Yields for each replica its batches since an earlier report, as an array with a row per split and batch size.
 
-    The columns are: first block, end, batches, measured seconds, and the seconds that the profile predicts if as many
-    inputs reach each block as since the last planning or, with several chains, as were expected then. If inputs have
-    lengths, a batch counts as the number of inputs of the profile's length with equally many tokens. Ramps that the
-    problem does not have are ignored. So are batches that shared the device with another batch, because their longer
-    times are not the replica's fault.
+    The columns are: first block, end, batches, measured seconds, and the seconds that the profile predicts, with their
+    variance at most. As many inputs reach each block as since the last planning or, with several chains, as were
+    expected then. If inputs have lengths, a batch counts as the number of inputs of the profile's length with equally
+    many tokens. Ramps that the problem does not have are ignored. So are batches that shared the device with another
+    batch, because their longer times are not the replica's fault.
     """
     problem, placed, seen = view.settings.problem, view.state.placed, total(view.stream.intervals(view.state.planned_s))
     chains = placed.plan.chains
@@ -544,10 +543,11 @@ def _times(view: View, since: Mapping[str, ReplicaReport]) -> Iterator[tuple[Rep
             ramps = tuple(ramp for ramp in each.ramps if ramp in problem.ramps)
             size = each.size if length is None else each.tokens / each.batches / length
             split = Split(first=each.first, end=each.end, batch=each.size, ramps=ramps, after_answer=each.after_answer)
-            expected_s = each.batches * batch_seconds(table, problem.ramps, split, share_N, size).mean_s
+            one = batch_seconds(table, problem.ramps, split, share_N, size)
+            expected_s, skipped_s = each.batches * one.mean_s, max(0.0, one.inside_s - one.mean_s)
             if not each.shared:
-                rows.append((each.first, each.end, each.batches, each.seconds, expected_s))
-        yield report, np.array(rows).reshape(-1, 5)
+                rows.append((each.first, each.end, each.batches, each.seconds, expected_s, expected_s * skipped_s))
+        yield report, np.array(rows).reshape(-1, 6)
 
 
 CHECKS: tuple[Callable[[View], Outcome | None], ...] = (
@@ -578,7 +578,7 @@ def corrected_latency(view: View) -> dict[str, LatencyTable]:
     since = {} if view.forecast is None else view.baseline  # a new process counts all batches of the replicas
     times = [] if problem.generation is not None else [*_times(view, since)]
     for device, table in problem.latency.items():
-        of_type = [ran_R5 for each, ran_R5 in times if each.device == device and each.replica not in avoided]
+        of_type = [ran_R6[:, :5] for each, ran_R6 in times if each.device == device and each.replica not in avoided]
         ran_R5 = np.concatenate([np.empty((0, 5)), *(each for each in of_type if each[:, 2].sum() >= LEAST_BATCHES)])
         sums_3 = ran_R5[:, 2:].sum(axis=0)
         if sums_3[0] < LEAST_TIMED:

@@ -9,6 +9,8 @@ from statistics import median
 
 LEAST_BATCHES = 20
 """With fewer batches, a pause of the machine, or a few inputs that leave at no ramp, would make a straggler."""
+DEVIATIONS = 3
+"""Standard deviations by which chance may explain that a replica is slower or faster."""
 LEAST_PEERS = 3
 """Least number of replicas of a slot for a comparison within the slot."""
 LEAST_PER_STRAGGLER = 3
@@ -26,6 +28,8 @@ class ReplicaTimes:
     seconds: float
     expected_s: float
     """Seconds that the batches should take by the profile."""
+    variance_s2: float = 0.0
+    """Variance of the seconds, at most: batches skip blocks that none of their inputs reaches."""
 
 
 def find_stragglers(
@@ -34,10 +38,10 @@ def find_stragglers(
     """Returns new stragglers with the reason, the slowest first. `times` includes resting replicas.
 
     Replicas are compared by seconds taken over seconds expected, because they run different batches. A straggler
-    exceeds `ratio` times the median of its peers. Peers are the other replicas of its slot, if there are two or more.
-    Otherwise peers are all others of its accelerator type, and a straggler must also exceed `ratio` times the other
-    replica of its slot, if there is one: if both are slow, the profile of their splits is wrong. At most one of
-    `LEAST_PER_STRAGGLER` replicas of a type rests at once.
+    exceeds `ratio` times the median of its peers, and chance does not explain it. Peers are the other replicas of its
+    slot, if there are two or more. Otherwise peers are all others of its accelerator type, and a straggler must exceed
+    `ratio` times the other replica of its slot, too: if both are slow, the profile of their splits is wrong. At most
+    one of `LEAST_PER_STRAGGLER` replicas of a type rests at once.
     """
     ratios = {
         each: each.seconds / each.expected_s
@@ -65,14 +69,11 @@ def _behind(replica: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], limit: 
         return None
     own, usual = ratios[replica], median(peers)
     bounds = [usual] if peers is in_slot else [usual, *in_slot]
-    if own <= limit * max(bounds) or usual <= 0:
+    spread, *spreads = (each.variance_s2**0.5 / each.expected_s for each in (replica, *others))
+    if own <= max(limit * max(bounds), usual + DEVIATIONS * (spread + median(spreads))) or usual <= 0:
         return None
-    behind = own / usual
-    words = (
-        f"{replica.replica} takes {behind:.2f} times as long as its {len(peers)} peers "
-        f"({own:.2f} against {usual:.2f} times the profile)"
-    )
-    return behind, words
+    words = f"{replica.replica} takes {own / usual:.2f} times as long as its {len(peers)} peers "
+    return own / usual, f"{words}({own:.2f} against {usual:.2f} times the profile)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

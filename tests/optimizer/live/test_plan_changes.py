@@ -224,6 +224,7 @@ def test_at_most_a_third_of_the_replicas_of_a_type_rest() -> None:
     assert names(times) == ["a5", "a4"]
     assert names(times, resting={"a5"}) == ["a4"]
     assert names(slots(a=[1.0, 2.0])) == [], "one of two is more than a third"
+    assert names([replace(each, variance_s2=60.0) for each in slots(a=[1.0, 1.0, 2.0])]) == [], "chance explains it"
     assert names([*slots(a=[1.0, 1.0]), ran("a2", "a", 5.0, batches=19)]) == [], "of few batches nothing is known"
 
 
