@@ -116,27 +116,6 @@ def test_a_file_overrides_the_catalogue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        pytest.param("devices:\n  V1000: {count: 1}\n", 2, "unknown device 'V1000'; known: cpu", id="unknown device"),
-        pytest.param(
-            "devices:\n  V100: {count: 1}\ntime_scale: 2\n", 3, "V100 cannot be stretched", id="real time stretched"
-        ),
-        pytest.param(
-            "devices:\n  cpu: {count: 1,\n    per_node: 0}\n", 3, "greater than or equal to 1", id="empty nodes"
-        ),
-        pytest.param("devices:\n  cpu: {count: 1}\nlink:\n  delay_s: 1\n", 4, "Field required", id="no bandwidth"),
-    ],
-)
-def test_errors_name_the_line(tmp_path: Path, text: str, line: int, words: str) -> None:
-    path = written(tmp_path / "cluster.yaml", text)
-    with pytest.raises(InputError) as refusal:
-        read_inventory(path)
-    assert str(refusal.value).startswith(f"{path}:{line}: ")
-    assert words in str(refusal.value)
-
-
-@pytest.mark.parametrize(
     ("name", "torch_device", "options"),
     [
         ("cpu", "cpu", {"num_cpus": 1}),

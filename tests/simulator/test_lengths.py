@@ -31,13 +31,7 @@ def test_lengths_depend_on_their_seed_and_equal_the_mean_without_variance() -> N
     [
         ({"num": 0}, "at least one length"),
         ({"mean": float("nan")}, "mean length must be a finite number, not nan"),
-        ({"variance": -1.0}, "variance of lengths must be a finite number from 0 on, not -1"),
         ({"variance": float("inf")}, "not inf"),
-        ({"low": 0}, "lengths must lie between 1 and 1000000 tokens, not between 0 and 100"),
-        ({"low": 50, "high": 40}, "not between 50 and 40"),
-        ({"high": 10**300}, "lengths must lie between 1 and 1000000 tokens"),
-        ({"mean": 1e300}, r"mean 1e\+300 and variance 20 give hardly any lengths within 3 to 100"),
-        ({"mean": 500.0}, "mean 500 and variance 20 give hardly any lengths within 3 to 100"),
     ],
 )
 def test_numbers_that_no_length_has_are_refused(given: dict[str, float], words: str) -> None:

@@ -152,9 +152,7 @@ async def test_after_a_jump_of_the_rate_the_plan_is_for_the_new_rate(
 
 
 @pytest.mark.parametrize(("refused", "times"), [(0, 0), (60, 1)])
-async def test_while_inputs_are_refused_a_rise_of_less_than_a_fifth_matters(
-    tmp_path: Path, refused: int, times: int
-) -> None:
+async def test_while_inputs_are_refused_a_smaller_rise_matters(tmp_path: Path, refused: int, times: int) -> None:
     cheap = replace(problem(count=40), objective=MinimizeCost(rate_per_s=200.0))
     scene = await begun(tmp_path, (600, 400), ticks=6, problem=cheap, first=halves(3, 1), best=halves(3, 1))
     for _ in range(2):
