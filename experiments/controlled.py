@@ -359,7 +359,8 @@ class _Run:
         placed = PlacedPlan(plan=scenario.plan)
         self._service = SimulatedService(scenario, self._events, placed, self._probing, self._decide)
         self._fleet = control.make_fleet(self._service)
-        settings = {"problem": control.problem, "policy": scenario.plan.policy, "state": ":memory:"}
+        problem = replace(control.problem, probe_share=control.probe_share)
+        settings = {"problem": problem, "policy": scenario.plan.policy, "state": ":memory:"}
         self._loop = ControlLoop(
             self._fleet,
             self.history,

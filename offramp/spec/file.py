@@ -272,6 +272,7 @@ class ServiceParts:
                 num_blocks=card.num_blocks,
                 ramps=ramps,
                 survival_N=exits.records.outcome(exits.thresholds).survival,
+                probe_share=planner.probe_share if planner.control else 0.0,
                 latency={name: with_rows(table, card.ramps, ramps) for name, table in self.tables.items()},
                 devices={
                     name: Supply(count=each.count, usd_per_hour=each.usd_per_hour or 0.0, per_node=each.per_node)

@@ -162,7 +162,8 @@ def evaluate(
     ramps = [ramp for stage in inner_stages for split in stage.splits for ramp in split.ramps]
     exits_N = reach.exits_N(ramps) if isinstance(reach, RecordedBatches) else None
     shares_of = reach.survival if isinstance(reach, RecordedBatches) else reach
-    unanswered_N = nested_shares(inner.survival_N, ramps) if shares_of is None else shares_of(ramps)
+    reached_N = nested_shares(inner.survival_N, ramps) if shares_of is None else shares_of(ramps)
+    unanswered_N = inner.with_probes(reached_N)
     share_N = computed_shares(stages[0].splits[0], unanswered_N)
     chain = _ChainCost(problem=inner, share_N=share_N, unanswered_N=unanswered_N, exits_N=exits_N, mean=mean)
     return chain.evaluated(inner_stages, stages)

@@ -191,7 +191,7 @@ def sequence_figures(
     running = running_sequences(stages) + math.ceil(rate_per_s * hops_s - ROUNDING)
     per_s = rate_per_s / generation.num_steps
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    share = nested_shares(problem.survival_N, ramps)[-1]
+    share = problem.with_probes(nested_shares(problem.survival_N, ramps))[-1]
     tables = [step_table(problem, stage.device) for stage in stages]
     prompt_s = sum(
         float(table.prompt_s_N[stage.first : stage.end].sum()) for table, stage in zip(tables, stages, strict=True)

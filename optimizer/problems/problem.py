@@ -216,6 +216,8 @@ class PlanProblem:
     """Mean length of the inputs that reach each block, relative to all inputs, with all ramps active. None: equal."""
     networks: tuple[int, ...] = ()
     """One past the last block of each network of a cascade. The last one is the reference. (): a single network."""
+    probe_share: float = 0.0
+    """Share of inputs that are probes. They run all blocks, so that a controller can observe the exits of all ramps."""
     survival_of: Mapping[tuple[int, ...], tuple[float, ...]] | None = None
     """Survival of plans that use a subset of the networks, by subset. Only the ramps of the subset are active. Blocks
     keep their numbers in the cascade; the values of unused blocks are ignored. Other subsets have nested survival."""
@@ -359,6 +361,10 @@ class PlanProblem:
     def ramp_budget(self) -> float | None:
         """The largest time of active ramps, as a share of the blocks' time. None: no limit."""
         return self.objective.ramp_budget if isinstance(self.objective, MinimizeLatency) else None
+
+    def with_probes(self, share_N: Sequence[float]) -> list[float]:
+        """Returns the shares of all inputs that reach each block. `share_N`: those of inputs that are no probes."""
+        return [share + self.probe_share * (1 - share) for share in share_N]
 
     def bandwidth_of(self, device: str) -> float:
         """Returns the bytes per second that a replica can send while all accelerators of its node send."""

@@ -53,7 +53,7 @@ from profiles.table import LatencyTable, Seconds
 OF_GENERATION = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running", "kv")
 """Fields that the file's `generation` and `Generation` have in common."""
 IN_BOTH = (
-    *("devices", "link", "ingress", "objective", "lengths", "most_chains"),
+    *("devices", "link", "ingress", "objective", "lengths", "most_chains", "probe_share"),
     *("networks", "crossing_s", "network_tokens", "crossing_tokens"),
 )
 """Fields that a file and a problem have in common."""
@@ -241,6 +241,8 @@ class ProblemDocument(StrictDocument):
     budget: BudgetDocument | None = None
     most_chains: int = Field(1, ge=1, le=MOST_CHAINS)
     """Largest number of parallel chains of stages."""
+    probe_share: float = Field(0.0, ge=0, le=1)
+    """Share of inputs that are probes of a controller, which run all blocks."""
     batches: BatchesDocument | None = None
     order: Order = DEFAULT
     """The order of waiting inputs, which is copied into plans."""

@@ -106,7 +106,8 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer = "s
     runs = [(device, size) for device, own in enumerate(sizes) for size in own if size <= most_batch]
     device_R, batch_R = np.array(runs, dtype=np.int64).reshape(-1, 2).T.copy()
     size_R11 = batch_R[:, None, None].astype(float)
-    share_Q = np.array([1.0, *(problem.survival_N[ramp + 1] for ramp in problem.ramps)])
+    share_N = problem.with_probes(problem.survival_N)
+    share_Q = np.array([1.0, *(share_N[ramp + 1] for ramp in problem.ramps)])
     enters_E = share_Q.copy() if stops else np.ones(1)
     inside_EQ = np.ones((len(enters_E), len(share_Q)))
     if stops:  # a split that no input reaches is counted as full

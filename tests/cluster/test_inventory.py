@@ -16,7 +16,7 @@ from cluster.devices import find_device
 from cluster.inventory import Accelerators, Inventory, inventory_of_nodes, missing_accelerators, read_inventory
 from cluster.memory import machine_memory
 from cluster.render import Kubernetes, grpc_environment, kubernetes_name, ray_service, serve_config, to_yaml
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import PlanError
 from tests.cluster.kuberay_schema import RayService
 from tests.offramp.cli.runs import written
 
@@ -76,13 +76,6 @@ def test_devices_have_the_labels_of_all_their_nodes_and_catalogue_prices() -> No
 )
 def test_missing_accelerators_are_counted_by_type(wanted: dict[str, int], missing: dict[str, int]) -> None:
     assert missing_accelerators(wanted, inventory(V100=4, cuda=2, cpu=8)) == missing
-
-
-def test_time_can_be_stretched_on_emulated_accelerators_only() -> None:
-    emulated = {"emulated:V100": Accelerators(count=1)}
-    assert Inventory(devices=emulated, link=LINK, time_scale=20.0).time_scale == 20
-    with pytest.raises(InputError, match="time_scale 20 stretches emulated time; V100 cannot be stretched"):
-        Inventory(devices={**emulated, "V100": Accelerators(count=1)}, link=LINK, time_scale=20.0)
 
 
 def test_every_figure_of_the_catalogue_names_a_source_that_it_has() -> None:

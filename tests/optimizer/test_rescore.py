@@ -14,6 +14,7 @@ from optimizer.plans.plan import Stage
 from optimizer.problems.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problems.problem_file import ProblemFile, parse_problem
 from optimizer.search.decision import Planned
+from optimizer.search.planner import solve
 from tests.exit_records import exit_records
 from tests.optimizer.answers import plan_json
 from tests.optimizer.plain_problem import DOCUMENT
@@ -48,6 +49,14 @@ def test_recorded_batches_that_shrink_equally_take_the_mean_batchs_time() -> Non
     splits = (Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4))
     found = evaluate(asked, (Stage(device="V100", replicas=1, splits=splits),), asked.batches)
     assert found.splits[1].seconds.mean_s == pytest.approx(0.004)
+
+
+def test_probes_count_as_inputs_that_run_all_blocks() -> None:
+    half = parse_problem({**DOCUMENT, "survival": [1.0, 0.5], "probe_share": 0.1}).problem
+    more = parse_problem({**DOCUMENT, "survival": [1.0, 0.55]}).problem
+    assert evaluate(half, one_split(), lambda _: (1.0, 0.5)) == evaluate(more, one_split())
+    assert isinstance(solve(half), Planned)
+    assert solve(half) == solve(more)
 
 
 def test_the_same_mean_of_other_batches_takes_longer() -> None:

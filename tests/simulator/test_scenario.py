@@ -27,7 +27,6 @@ def on(device: str) -> Plan:
         pytest.param(plan(stage(1, split(0, 4, ramps=(3,)))), 8, r"the plan has ramps \[3\]", id="ramps"),
         pytest.param(on("gpu"), 8, r"no latency of 'gpu'; the problem has that of \['cpu'\]", id="accelerator"),
         pytest.param(plan(stage(1, split(0, 4, 8))), 8, "measured up to batches of 4, not 8", id="batch"),
-        pytest.param(plan(stage(5, split(0, 2)), stage(4, split(2, 4))), 8, "the plan needs 9 cpu", id="too many"),
         pytest.param(NETWORKS, 8, r"the plan's networks end at \[2, 4\], the problem's at \[\]", id="networks"),
         pytest.param(WHOLE, 0, "the plan needs 1 cpu, the problem has 0", id="none there"),
     ],
