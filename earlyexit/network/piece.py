@@ -42,16 +42,17 @@ class Piece:
     state_BS: Tensor
     """The exit policy's state, such as PABEE's counter, one row per input; S = 0 for policies without state."""
     layouts: dict[Attention, Layout] = field(default_factory=dict, repr=False, compare=False)
-    """The layouts of these inputs so far. Later segments with the same inputs use them again."""
+    """Layouts by scheme, which later segments with the same inputs use again."""
 
     def __len__(self) -> int:
         return len(self.sample_ids)
 
     def layout(self, attention: Attention) -> Layout:
         """Returns the layout of the inputs."""
-        if attention not in self.layouts:
-            self.layouts[attention] = Layout(self.lengths_B, self.state_BS.device, attention)
-        return self.layouts[attention]
+        known = self.layouts.get(attention)
+        if known is None or known.lengths_B is not self.lengths_B:  # `replace` keeps the layouts of other lengths
+            known = self.layouts[attention] = Layout(self.lengths_B, self.state_BS.device, attention)
+        return known
 
     def select(self, keep: Sequence[int]) -> Piece:
         """Returns the inputs at the given positions, in the given order."""
@@ -63,7 +64,6 @@ class Piece:
             sample_ids=tuple(self.sample_ids[k] for k in keep),
             lengths_B=lengths_K,
             tensors=tuple(pick(values) for values in self.tensors),
-            layouts={},
             state_BS=self.state_BS[index_K] if self.state_BS.shape[1] else self.state_BS[: len(keep)],
         )
 

@@ -66,6 +66,7 @@ def assert_holds(piece: Piece, expected: Piece, chosen: Sequence[int]) -> None:
     assert len(piece) == len(chosen)
     assert piece.next_block == expected.next_block
     assert piece.lengths_B.tolist() == [expected.lengths_B[k] for k in chosen]
+    assert [each.layout("padded").num_inputs for each in (expected, piece)] == [len(expected), len(chosen)]
     for at, k in enumerate(chosen):
         for found, wanted in zip(rows_of(piece, at), rows_of(expected, k), strict=True):
             assert found.dtype == wanted.dtype
