@@ -20,7 +20,7 @@ LEAST_DIFFERENCE = 0.05
 """Least difference of a survival share. It moves a plan's rate by about as much; less is not worth a change."""
 LEAST_RATE_DIFFERENCE = 0.2
 MOST_REFUSED = 0.02
-"""The share of refused inputs above which a smaller difference of the rate matters, too."""
+"""The share of refused inputs above which a smaller difference of the rate matters, too. The plan is then too small."""
 COVERAGE = 0.95
 """The share of rates that count as expected before there is a forecast."""
 
@@ -80,7 +80,7 @@ def rate_deviation(
 ) -> str | None:
     """Returns a message if the arrivals of the last `seconds` differ drastically from the forecast, else None.
 
-    Arrivals include refused inputs. `required_rps` is the rate that the last plan must serve. A rate above it and above
+    Arrivals include the refused inputs. `required_rps` is the rate that the last plan must serve. A rate above it and
     the forecast's median is a deviation even within the forecast's interval. It is None if plans maximize the rate, so
     that demand does not change the plan. `num_tests` tests share the forecast's error probability. Before there is a
     forecast, only a rate above the required one is a deviation.

@@ -72,8 +72,8 @@ def _behind(replica: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], limit: 
     spread, *spreads = (each.variance_s2**0.5 / each.expected_s for each in (replica, *others))
     if own <= max(limit * max(bounds), usual + DEVIATIONS * (spread + median(spreads))) or usual <= 0:
         return None
-    words = f"{replica.replica} takes {own / usual:.2f} times as long as its {len(peers)} peers "
-    return own / usual, f"{words}({own:.2f} against {usual:.2f} times the profile)"
+    behind, figures = own / usual, f"({own:.2f} against {usual:.2f} times the profile)"
+    return behind, f"{replica.replica} takes {behind:.2f} times as long as its {len(peers)} peers {figures}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
